@@ -11,8 +11,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rankfeed._util.handle_cache import HandleCache
@@ -20,6 +19,7 @@ from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import storage_type
 from rankfeed.sources.parquet.footer import footer_bytes, parse_footer
+from rankfeed.sources.parquet.row_groups import RowGroupPart
 from rankfeed.sources.source import with_where
 from rankfeed.storage.data_files import DataFiles
 from rankfeed.storage.file_errors import file_errors
@@ -51,39 +51,6 @@ class LargeRowsError(RankfeedError):
     def __init__(self, where: str, factor: int) -> None:
         super().__init__("the rows of a row group are larger than its size suggests", where=where)
         self.factor = factor
-
-
-@dataclass(frozen=True)
-class RowGroupPart:
-    """Some rows of a row group, or all rows of several."""
-
-    file: int  # number of the file
-    group: int  # number of the (first) row group
-    first: int  # row, counted from the start of the row group
-    rows: int
-    step: int  # rows of each part of the row group, except the last
-    totals: tuple[int, ...]  # rows of each row group
-    before: int  # rows of the file before the row group
-
-    def __str__(self) -> str:
-        last = self.group + self.groups - 1
-        return f"row group {self.group}" if self.groups == 1 else f"row groups {self.group} to {last}"
-
-    @property
-    def groups(self) -> int:
-        return len(self.totals)
-
-    def with_next_group(self, rows: int) -> RowGroupPart:
-        return replace(self, rows=self.rows + rows, step=self.step + rows, totals=(*self.totals, rows))
-
-    def by_group(self) -> list[RowGroupPart]:
-        if self.groups == 1:
-            return [self]
-        starts = accumulate(self.totals, initial=self.before)
-        return [
-            RowGroupPart(self.file, self.group + number, 0, rows, max(1, rows), (rows,), before)
-            for number, (rows, before) in enumerate(zip(self.totals, starts, strict=False))
-        ]
 
 
 #: File, row group, and the columns that are read.

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankfeed._util.validate import check_int
 from rankfeed.columns.columns import Column, ColumnBuffer
-from rankfeed.errors import CorruptError, SourceError
+from rankfeed.errors import SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import Nulls, check_same_schema, fields_of, parents_of
@@ -17,7 +17,8 @@ from rankfeed.sources.chunked import CACHE_BYTES, ChunkCache, ChunkedSource
 from rankfeed.sources.parquet.detect import list_files
 from rankfeed.sources.parquet.footer import read_footers
 from rankfeed.sources.parquet.partitions import Partitions
-from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader, RowGroupPart
+from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader
+from rankfeed.sources.parquet.row_groups import cut_row_groups
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import Int64, check_columns
 from rankfeed.storage.checksum import digest_of
@@ -30,7 +31,6 @@ _PART_BYTES, _PARTS_IN_CACHE = 8 << 20, 256
 _LEAST_PART_BYTES = 64 << 10
 #: Decoded bytes per row and column that is not dense, at least: repeated text takes a few bits in the file.
 _LEAST_ROW_BYTES = 32
-_MOST_PARTS = 1 << 20
 
 
 class ParquetSource(ChunkedSource):
@@ -105,7 +105,7 @@ class ParquetSource(ChunkedSource):
         self._groups = [(footer.rows, some) for footer, some in zip(footers, sizes, strict=True)]
         #: Parts have fewer rows by this factor; 0: small row groups are combined as well.
         self._factor = 0
-        self._parts = self._cut()
+        self._parts = cut_row_groups(self._groups, self._most_part_bytes, 0, self.files.path)
         self._reader: ParquetReader | None = None
         #: The same data in smaller parts, once a part could not be decoded.
         self._finer: ParquetSource | None = None
@@ -128,7 +128,7 @@ class ParquetSource(ChunkedSource):
                 factor = 1  # the damage may be in another row group of the part
             finer = copy.copy(self)
             finer._factor = max(1, self._factor) * factor
-            finer._parts = finer._cut()
+            finer._parts = cut_row_groups(self._groups, self._most_part_bytes, finer._factor, self.files.path)
             finer._init_chunks([part.rows for part in finer._parts], self._cache_bytes)
             self._finer, self._cache = finer, ChunkCache(0)
         return self._finer._fetch(ids, names)
@@ -158,28 +158,3 @@ class ParquetSource(ChunkedSource):
             if name not in wanted:
                 loaded[name] = self._partitions.column(name, part.file, part.rows)
         return {name: loaded[name] for name in names}
-
-    def _cut(self) -> list[RowGroupPart]:
-        """The parts of all files: large row groups are cut, small ones combined."""
-        parts: list[RowGroupPart] = []
-        for file, (group_rows, sizes) in enumerate(self._groups):
-            before = combined = 0
-            for group, (rows, nbytes) in enumerate(zip(group_rows, sizes, strict=True)):
-                step = max(1, rows // max(1, -(-nbytes // self._most_part_bytes)) // max(1, self._factor))
-                if rows // step > _MOST_PARTS:
-                    raise CorruptError(
-                        "a row group has too many rows",
-                        found=f"{rows} rows, {nbytes} bytes",
-                        where=f"{self.files.path(file)}, row group {group}",
-                    )
-                if group and not self._factor and combined + nbytes <= self._most_part_bytes:
-                    parts[-1] = parts[-1].with_next_group(rows)
-                    combined += nbytes
-                else:
-                    parts += [
-                        RowGroupPart(file, group, first, min(step, rows - first), step, (rows,), before)
-                        for first in range(0, max(rows, 1), step)
-                    ]
-                    combined = nbytes
-                before += rows
-        return parts
