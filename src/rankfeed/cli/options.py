@@ -64,12 +64,7 @@ def source_options(
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Options of a format by name; a value is JSON if it can be parsed as JSON, else text.
-
-    Examples:
-        >>> parse_options(["version=3", "filter=label > 1"])
-        {'version': 3, 'filter': 'label > 1'}
-    """
+    """Options of a format by name; a value is JSON if it can be parsed as JSON, else text."""
     found = {}
     for text in texts:
         name, sign, value = text.partition("=")

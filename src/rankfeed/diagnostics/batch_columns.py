@@ -16,14 +16,7 @@ _DEPTH = 6
 
 
 def columns(batch: Any, rows: int | None = None) -> dict[str, Column]:
-    """Fields with one entry for each of ``rows`` (if known) rows, by path; empty if the batch has no such fields.
-
-    Examples:
-        >>> columns({"x": np.zeros((2, 3)), "meta": {"k": ["a", "b"]}, "step": 7}).keys()
-        dict_keys(['x', 'meta.k'])
-        >>> columns([{"x": 1}, {"x": 2}, {"x": 3}])
-        {'x': [1, 2, 3]}
-    """
+    """Fields with one entry for each of ``rows`` (if known) rows, by path; empty if the batch has no such fields."""
     if (samples := _samples(batch, rows)) is not None:
         opened = [dict(_leaves(sample)) for sample in samples]
         names = dict.fromkeys(name for each in opened for name in each)

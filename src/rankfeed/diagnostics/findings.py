@@ -84,14 +84,7 @@ class Judged:
 
 
 def verdict_of(findings: Iterable[Finding]) -> Verdict:
-    """The verdict that follows from all findings.
-
-    Examples:
-        >>> verdict_of([])
-        <Verdict.SOUND: 'sound'>
-        >>> verdict_of([Finding("no-ids", "unproven", "samples have no ids")])
-        <Verdict.NOT_PROVEN: 'not proven'>
-    """
+    """The verdict that follows from all findings."""
     severities = {finding.severity for finding in findings}
     if "error" in severities:
         return Verdict.DISEASED
@@ -99,17 +92,7 @@ def verdict_of(findings: Iterable[Finding]) -> Verdict:
 
 
 def merged(found: Iterable[Finding], most: int = 12) -> tuple[Finding, ...]:
-    """One finding for each code, the most severe, with the evidence of that severity; errors first.
-
-    Args:
-        found: in the order in which they were found.
-        most: lines of evidence that are kept.
-
-    Examples:
-        >>> twice = [Finding("hangs", "error", "it hangs", (f"rank {rank}",)) for rank in range(2)]
-        >>> merged(twice)[0].evidence
-        ('rank 0', 'rank 1')
-    """
+    """One finding for each code, the most severe, with the evidence of that severity; errors first."""
     by_code: dict[str, list[Finding]] = {}
     for each in sorted(found, key=lambda each: get_args(Severity).index(each.severity)):
         same = by_code.setdefault(each.code, [each])

@@ -30,14 +30,7 @@ def keys_of(batch: Any, key: Key = USUAL) -> tuple[KeyArray, bool]:
 
 
 def ids_in(batch: Any, key: Key) -> Any:
-    """What a batch has where its ids should be; None if there is nothing.
-
-    Examples:
-        >>> ids_in(({"meta": {"id": [4, 5]}}, 7), "0.meta.id")
-        [4, 5]
-        >>> ids_in([{"id": 4}, {"id": 5}], "id")
-        [4, 5]
-    """
+    """What a batch has where its ids should be; None if there is nothing."""
     if callable(key):
         return key(batch)
     parts = [key] if isinstance(batch, Mapping) and key in batch else str(key).split(".")

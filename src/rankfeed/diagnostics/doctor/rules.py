@@ -111,13 +111,7 @@ class Counts:
 
 
 def judge(counts: Counts, facts: Facts) -> list[Finding]:
-    """Findings of an epoch (rules 4 to 11); none if it delivers exactly what the control does.
-
-    Examples:
-        >>> both = Counts(Counter(range(64)), [range(64), range(64)])
-        >>> [finding.code for finding in judge(both, Facts("epoch 0", ranks=2, workers=0, batch=4))]
-        ['not-sharded-by-rank']
-    """
+    """Findings of an epoch (rules 4 to 11); none if it delivers exactly what the control does."""
     excess, lack, size = counts.excess.total(), counts.lack.total(), counts.control.total()
     if not excess and not lack:
         return [] if facts.exact else [_indistinct(facts)]

@@ -48,16 +48,7 @@ class WatchedLoader:
 
 
 class RecentRates:
-    """Figures with the rates of the last seconds (or of the last steps if steps are slow), not since the start.
-
-    Examples:
-        >>> recent = RecentRates()
-        >>> figures = {"steps": 4, "samples": 40, "waited_seconds": 1.0}
-        >>> first = recent.of(figures | {"samples_per_second": 8.0, "waited_share": 0.2}, now=5.0)
-        >>> second = recent.of(figures | {"steps": 9, "samples": 90, "waited_seconds": 1.5}, now=7.0)
-        >>> [(each["samples_per_second"], each["waited_share"]) for each in (first, second)]
-        [(8.0, 0.2), (25.0, 0.25)]
-    """
+    """Figures with the rates of the last seconds (or of the last steps if steps are slow), not since the start."""
 
     def __init__(self) -> None:
         self._readings: deque[tuple[float, Figures]] = deque(maxlen=_MOST_READINGS)
