@@ -54,20 +54,22 @@ def topology(
     reports = _exchange(report, error, folder, job, timeout) if check else [report]
     if error is not None:
         raise error
-    assert report.topology is not None
+    figures = _figures(report)
     if not check:
-        figures = _figures(report, with_data=data is not None)
         show(figures if json else figures | {"pid": str(report.pid)}, as_json=json, title="topology")
-        return
-    if found := find_contradictions(reports):
+    elif found := find_contradictions(reports):
         raise TopologyError(
             "the ranks of this launch contradict each other",
             expected="one world, with each rank once",
             found="; ".join(found),
             remedy="run the command without --check on each rank to see the variables that determine it",
         )
-    if report.topology.rank == 0:
-        _print_ranks(reports, report, with_data=data is not None, as_json=json)
+    elif figures["rank"] == 0:
+        rows = [_row(each) for each in reports]
+        if json:
+            show({"ok": True, **figures, "ranks": rows}, as_json=True)
+        else:
+            _print_ranks(rows, figures)
 
 
 def _report_of_this_process(
@@ -113,8 +115,7 @@ def _exchange(
     from rankfeed.diagnostics.roster import exchange_reports, roster_directory
     from rankfeed.topology.job import job_id
 
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    launch = f"--job {job}" if job else job_id() or (f"{address}:{port}" if address and port else "")
+    launch = f"--job {job}" if job else job_id()
     if not launch:
         if report.topology is not None and report.topology.world_size > 1:
             raise error or ArgumentError(
@@ -131,23 +132,16 @@ def _exchange(
         raise
 
 
-def _figures(report: ProcessReport, *, with_data: bool) -> dict[str, Any]:
+def _figures(report: ProcessReport) -> dict[str, Any]:
     assert report.topology is not None
-    figures: dict[str, Any] = {
-        "launcher": report.topology.launcher,
-        **asdict(report.topology),
-        "host": report.host,
-        "pid": report.pid,
-        "found_in": _variables(),
-    }
+    here = {"launcher": report.topology.launcher, **asdict(report.topology)}
+    figures: dict[str, Any] = {**here, "host": report.host, "pid": report.pid, "found_in": _variables()}
     believed = detect_launcher(os.environ)
     others = {row.name: read_launcher(row, os.environ) for row in (TORCHRUN, *OUTER)}
     others.pop("" if believed is None else believed.launcher, None)
     if also_set := {name: found.variables for name, found in others.items() if found is not None}:
         figures["also_set"] = also_set
-    if with_data:
-        figures |= {"steps": report.steps, "reads_first": list(report.first)}
-    return figures
+    return figures | ({"steps": report.steps, "reads_first": list(report.first)} if report.data else {})
 
 
 def _variables() -> str:
@@ -160,22 +154,18 @@ def _variables() -> str:
     return "no variable of a launcher: one process"
 
 
-def _print_ranks(reports: list[ProcessReport], own: ProcessReport, *, with_data: bool, as_json: bool) -> None:
-    rows = []
-    for report in reports:
-        here = report.topology
-        assert here is not None
-        more = {"reads_first": list(report.first)} if with_data else {}
-        numbers = {"rank": here.rank, "node": here.node, "local_rank": here.local_rank}
-        rows.append({**numbers, "host": report.host, "pid": report.pid, **more})
-    if as_json:
-        show({"ok": True, **_figures(own, with_data=with_data), "ranks": rows}, as_json=True)
-        return
-    assert own.topology is not None
-    agree = "agrees" if len(rows) == 1 else "agree"
-    nodes = count_of(own.topology.num_nodes, "node")
-    say(f"{count_of(len(rows), 'rank')} {agree} ({own.topology.launcher}, {nodes})", style="bold")
-    say(f"rank 0: {_variables()}", style=FAINT)
+def _row(report: ProcessReport) -> dict[str, Any]:
+    here = report.topology
+    assert here is not None
+    numbers = {"rank": here.rank, "node": here.node, "local_rank": here.local_rank}
+    more = {"reads_first": list(report.first)} if report.data else {}
+    return {**numbers, "host": report.host, "pid": report.pid, **more}
+
+
+def _print_ranks(rows: list[dict[str, Any]], own: dict[str, Any]) -> None:
+    agree, nodes = "agrees" if len(rows) == 1 else "agree", count_of(own["num_nodes"], "node")
+    say(f"{count_of(len(rows), 'rank')} {agree} ({own['launcher']}, {nodes})", style="bold")
+    say(f"rank 0: {own['found_in']}", style=FAINT)
     table = Table(box=None, pad_edge=False)
     for name in rows[0]:
         table.add_column(name.replace("_", " "), overflow="fold", justify="left" if name == "host" else "right")

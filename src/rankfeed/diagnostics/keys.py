@@ -115,9 +115,6 @@ def hashes(column: Column) -> list[int] | None:
 
 def hash_rows(column: Column) -> list[int]:
     """As `hashes`; raises for entries that cannot be hashed."""
-    if isinstance(column, np.ndarray) and column.dtype != object:
-        prefix = f"{column.dtype.str}{column.ndim}".encode()
-        return [xxh3_64_intdigest(prefix + np.ascontiguousarray(row).tobytes()) for row in column]
     return [xxh3_64_intdigest(_bytes(entry)) for entry in column]
 
 
