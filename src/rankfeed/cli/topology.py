@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from rankfeed.cli import options
+from rankfeed.cli.options import option
 from rankfeed.cli.output import FAINT, Json, clean, out, say, show
 from rankfeed.cli.render import count_of
 from rankfeed.errors import ArgumentError, RankfeedError, TopologyError
@@ -23,21 +24,16 @@ from rankfeed.topology.launchers import OUTER, TORCHRUN, read_launcher
 _FIRST = 8
 
 
-_Data = Annotated[str | None, typer.Option(metavar="DATA", help="A dataset: show what each rank reads first.")]
-_Expected = Annotated[int | None, typer.Option(min=1, metavar="N", help="Expected number of ranks.")]
-_Job = Annotated[str, typer.Option(metavar="NAME", help="With --check: the launch, if its launcher has no name.")]
-
-
 def topology(
     check: Annotated[bool, typer.Option("--check", help="Compare all ranks of the launch.")] = False,
-    data: _Data = None,
+    data: Annotated[str | None, option("DATA", "A dataset: show what each rank reads first.")] = None,
     batch_size: options.BatchSize = 1,
     shuffle: options.ShuffleKind = "global",
     seed: options.Seed = 0,
-    ranks: _Expected = None,
-    folder: Annotated[Path, typer.Option(metavar="DIR", help="With --check: seen by all hosts.")] = Path(),
-    job: _Job = "",
-    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Limit for waiting for ranks.")] = 60,
+    ranks: Annotated[int | None, option("N", "Expected number of ranks.", least=1)] = None,
+    folder: Annotated[Path, option("DIR", "With --check: seen by all hosts.")] = Path(),
+    job: Annotated[str, option("NAME", "With --check: the launch, if its launcher has no name.")] = "",
+    timeout: Annotated[float, option("SECONDS", "Limit for waiting for ranks.", least=0)] = 60,
     json: Json = False,
 ) -> None:
     """Show the rank of this process, or compare all ranks.
