@@ -66,7 +66,7 @@ def report(
         schedule = Schedule(
             options.make_plan(sizes, shuffle, seed, window, lanes),
             batch_size=batch_size,
-            topology=Topology(rank=0, world_size=ranks, local_rank=0, local_world_size=ranks),
+            topology=Topology(world_size=ranks),
             epoch=epoch,
             start=start,
             tail=tail,
