@@ -240,7 +240,8 @@ def _tokens(run: RunLog, controls: Sequence[RunLog], allow: Collection[str]) -> 
     logs = [*controls, run]
     if len(controls) < 2 or any(step.indices is not None for log in logs for step in log.steps):
         return
-    if not all(step.tokens for log in logs for step in log.steps if step.rows):
+    known = [step.tokens for log in logs for step in log.steps if step.rows]
+    if not known or not all(known):
         return
     for number, each in enumerate(run.epochs):
         if number >= min(len(log.epochs) for log in controls):
