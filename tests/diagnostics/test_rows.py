@@ -116,7 +116,7 @@ def test_padding_is_recognised_at_both_ends(rows: list[list[int]], first: bool) 
     found = ends(np.array(filled), first=first)
     assert [run for _, _, run in found] == [width - len(row) for row in rows]
     for row, (_, body, _) in zip(rows, found, strict=True):
-        assert [body] == hashes(np.array([row[::-1] if first else row]))
+        assert [body] == hashes(np.array([row]))  # the key of this row in a batch where it needs no padding
 
 
 def test_ends_are_looked_for_where_padding_can_be() -> None:
