@@ -122,10 +122,8 @@ def _exchange(
         return [report]
     try:
         return exchange_reports(folder / roster_directory(launch), report, timeout)
-    except TopologyError:
-        if error is not None:  # more important than that the other ranks could not be reached
-            raise error from None
-        raise
+    except TopologyError as unreached:  # an error of this process is more important
+        raise error or unreached from None
 
 
 def _figures(report: ProcessReport) -> dict[str, Any]:
