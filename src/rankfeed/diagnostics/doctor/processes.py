@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ import psutil
 from rankfeed._util.workers import Payload, PeerGoneError, WorkerPool
 from rankfeed._util.workers.channel import poll_descriptors
 from rankfeed._util.workers.pool import Worker
-from rankfeed.diagnostics.doctor.rank import RankHandler
+from rankfeed.diagnostics.doctor.rank import run_rank
 from rankfeed.diagnostics.doctor.records import Job, RankLog, RunFailure, RunLog
 from rankfeed.errors import WorkerError
 
@@ -119,7 +120,7 @@ def _started(log: RunLog, folder: Path, preload: Sequence[str]) -> Iterator[list
     Odd ranks are forked from another server than even ones, so that hashes of text differ as between machines.
     """
     mark, port = os.urandom(16).hex(), _free_port()
-    payload = Payload(RankHandler(log.job))
+    payload = Payload(partial(run_rank, log.job))
     pools = [WorkerPool(payload, (*_PRELOAD, *preload, *also)) for also in ([], ["numpy"])[: log.job.ranks]]
     running: list[RankProcess] = []
     try:

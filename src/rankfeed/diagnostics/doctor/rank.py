@@ -46,24 +46,19 @@ _LONG = 200
 _PAUSE, _RARELY = 0.2, 10
 
 
-class RankHandler:
+def run_rank(job: Job, message: bytearray, channel: Channel) -> None:
     """Runs in a worker process: the first message says which rank it is, the second one that it may end."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def __call__(self, message: bytearray, channel: Channel) -> None:
-        if not message:
-            atexit._run_exitfuncs()  # what loaders clean up in the end
-            os._exit(0)
-        rank, environ, output = pickle.loads(message)  # noqa: S301  (from our own code)
-        os.setsid()
-        for descriptor in (1, 2):
-            os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
-        os.environ.update(environ)
-        np.random.seed()  # as in a process that begins; Python's own generator does so by itself
-        faulthandler.register(signal.SIGUSR1, all_threads=False)
-        read(self._job, rank, lambda record: channel.send(pickle.dumps(record)))
+    if not message:
+        atexit._run_exitfuncs()  # what loaders clean up in the end
+        os._exit(0)
+    rank, environ, output = pickle.loads(message)  # noqa: S301  (from our own code)
+    os.setsid()
+    for descriptor in (1, 2):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+    os.environ.update(environ)
+    np.random.seed()  # as in a process that begins; Python's own generator does so by itself
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    read(job, rank, lambda record: channel.send(pickle.dumps(record)))
 
 
 def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
