@@ -6,7 +6,7 @@ import pytest
 
 from rankfeed.diagnostics.audit.epochs import EpochReport, LoaderTraits, RankEpoch
 from rankfeed.diagnostics.audit.rules import AuditFacts, findings_of
-from rankfeed.diagnostics.findings import Verdict, verdict_of
+from rankfeed.diagnostics.findings import Finding, Verdict, merged, verdict_of
 
 SOUND, DISEASED, NOT_PROVEN = Verdict.SOUND, Verdict.DISEASED, Verdict.NOT_PROVEN
 
@@ -112,3 +112,10 @@ def test_a_known_worker_order_is_compared_with_the_others_of_its_rank() -> None:
     report = EpochReport(0, 96, 48, 0, 0, (rank,), between_workers=48)
     codes = {each.code for each in findings_of([report], facts("content", None, None))}
     assert "duplicated-by-workers" in codes
+
+
+def test_the_verdict_follows_from_all_findings_and_one_is_kept_of_each_code() -> None:
+    assert verdict_of([]) is SOUND
+    assert verdict_of([Finding("no-ids", "unproven", "samples have no ids")]) is NOT_PROVEN
+    twice = [Finding("hangs", "error", "it hangs", (f"rank {rank}",)) for rank in range(2)]
+    assert merged(twice)[0].evidence == ("rank 0", "rank 1")

@@ -597,3 +597,12 @@ def test_findings_of_one_code_are_merged_and_errors_come_first() -> None:
     assert codes(found)[:2] == [("hangs", "error"), ("uneven-steps", "error")]
     assert len({each.code for each in found}) == len(found)
     assert {line.split(",")[1] for line in found[1].evidence} == {" 2 workers (fork)", " 2 workers (spawn)"}
+
+
+def test_batches_without_rows_are_not_proven() -> None:
+    def nothing(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
+        return Step(worker=worker)
+
+    assert severe(lambda rank, epoch, ranks, workers: [([0], None)] * 12, shape=nothing) == [
+        ("not-counted", "unproven")
+    ]

@@ -16,9 +16,8 @@ import torch.distributed as dist
 from rankfeed._util.process_info import process_start_time
 from rankfeed.diagnostics.lockstep import progress as observing
 from rankfeed.diagnostics.lockstep.collectives import FlightRecorder
-from rankfeed.diagnostics.lockstep.exchange import Exchange, Judgement
+from rankfeed.diagnostics.lockstep.exchange import Exchange, JobStore, Judgement
 from rankfeed.diagnostics.lockstep.find_cause import JobHistory
-from rankfeed.diagnostics.lockstep.job_store import JobStore
 from rankfeed.diagnostics.lockstep.progress import LocalProgress, Observer, is_echo
 from rankfeed.diagnostics.lockstep.rank_monitor import RankMonitor
 from rankfeed.diagnostics.lockstep.siblings import SiblingProcesses

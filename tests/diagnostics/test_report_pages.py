@@ -295,3 +295,7 @@ def test_a_browser_draws_every_page_without_a_request_or_an_error(tmp_path: Path
                 while tab.value("document.querySelectorAll('figure tbody tr').length") != rows:
                     assert time.monotonic() < deadline
                     time.sleep(0.05)
+
+
+def test_unprintable_characters_are_escaped() -> None:
+    assert plain("a\x1b[31m\u202eb") == "a\\x1b[31m\\u202eb"

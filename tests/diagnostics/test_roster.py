@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankfeed.diagnostics.roster import RosterRecord, exchange_reports
+from rankfeed.diagnostics.roster import RosterRecord, exchange_reports, roster_directory
 from rankfeed.errors import TopologyError
 from rankfeed.storage.commit import write_record
 from rankfeed.topology import Topology
@@ -64,3 +64,7 @@ def test_without_rank_0_it_is_an_error_that_names_the_absent_ranks(tmp_path: Pat
     assert len(failed) == 2
     assert all("rank 0 did not report within 2 s" in text for text in failed)
     assert all("without ranks 0, 3" in text for text in failed)
+
+
+def test_the_directory_of_a_launch_has_its_hash() -> None:
+    assert roster_directory("SLURM_JOB_ID=7 SLURM_STEP_ID=0") == ".rankfeed-topology-f87acd14"

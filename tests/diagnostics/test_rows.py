@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rankfeed.diagnostics.batch_columns import columns
 from rankfeed.diagnostics.doctor.rows import all_ends, ends, shingles_of, tokens
-from rankfeed.diagnostics.keys import hashes, required_ids
+from rankfeed.diagnostics.keys import hashes, ids_in, required_ids
 from rankfeed.errors import AuditError
 
 X = torch.arange(12).reshape(4, 3)
@@ -116,7 +116,7 @@ def test_padding_is_recognised_at_both_ends(rows: list[list[int]], first: bool) 
     found = ends(np.array(filled), first=first)
     assert [run for _, _, run in found] == [width - len(row) for row in rows]
     for row, (_, body, _) in zip(rows, found, strict=True):
-        assert [body] == hashes(np.array([row[::-1] if first else row]))
+        assert [body] == hashes(np.array([row]))  # the key of this row in a batch where it needs no padding
 
 
 def test_ends_are_looked_for_where_padding_can_be() -> None:
@@ -158,3 +158,11 @@ def test_a_path_names_the_ids(path: str, batch: Any, expected: list[int]) -> Non
 def test_a_path_that_leads_nowhere_names_those_that_do(path: str) -> None:
     with pytest.raises(AuditError, match=r"meta\.k"):
         required_ids({"id": [1, 2], "meta": {"k": [1, 2]}}, path)
+
+
+def test_fields_have_paths_and_ids_are_found_by_them() -> None:
+    batch = {"x": np.zeros((2, 3)), "meta": {"k": ["a", "b"]}, "step": 7}
+    assert [*columns(batch)] == ["x", "meta.k"]
+    assert columns([{"x": 1}, {"x": 2}, {"x": 3}]) == {"x": [1, 2, 3]}
+    assert ids_in(({"meta": {"id": [4, 5]}}, 7), "0.meta.id") == [4, 5]
+    assert ids_in([{"id": 4}, {"id": 5}], "id") == [4, 5]

@@ -17,6 +17,7 @@ from tests.diagnostics.watching import FIGURES, Doing, doing
 
 import rankfeed as rf
 from rankfeed.diagnostics.watch.figures import RecentRates
+from rankfeed.diagnostics.watch.line import line_of
 from rankfeed.errors import ArgumentError
 
 LIMIT = 30
@@ -234,3 +235,23 @@ def test_a_stream_is_watched_though_nobody_knows_its_length() -> None:
     last = {name.removeprefix("rankfeed/"): value for name, value in seen[-1].items()}
     assert (last["epoch"], last["epoch_step"], last["epoch_steps"]) == (1, 3, 0)
     assert loader.stats()["steps"] == 6
+
+
+def test_rates_are_those_since_the_first_reading() -> None:
+    recent = RecentRates()
+    figures = {"steps": 4, "samples": 40, "waited_seconds": 1.0}
+    first = recent.of(figures | {"samples_per_second": 8.0, "waited_share": 0.2}, now=5.0)
+    second = recent.of(figures | {"steps": 9, "samples": 90, "waited_seconds": 1.5}, now=7.0)
+    rates = [(each["samples_per_second"], each["waited_share"]) for each in (first, second)]
+    assert rates == [(8.0, 0.2), (25.0, 0.25)]
+
+
+def test_the_line_of_a_rank() -> None:
+    figures = FIGURES | {"epoch": 3, "epoch_step": 1204, "epoch_steps": 15625, "private_bytes": 1.25e9}
+    figures |= {"waiting_seconds": 0.1, "cache_lookups": 100, "cache_hit_share": 0.984}
+    figures |= {"samples_per_second": 8230.4, "waited_share": 0.021}
+    line = "epoch 3, step 1,204 of 15,625, {} samples/s, waited 2%"
+    assert line_of(figures, rank=0) == f"rank 0, {line.format('8,230')}, cache hits 98%, 1.2 GB"
+    stalled = {"waiting_seconds": 34.2, "cache_lookups": 0, "samples_per_second": 0.0}
+    expected = f"train, {line.format(0)}, 1.2 GB, waiting for data for 34 s"
+    assert line_of(figures | stalled, name="train") == expected

@@ -1,11 +1,5 @@
 """The ``rankfeed`` command."""
 
-
-def main() -> None:
-    """Run the command (imported when it runs: a library's user never pays for it)."""
-    from rankfeed.cli.app import main as run
-
-    run()
-
+from rankfeed.cli.app import main
 
 __all__ = ["main"]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rankfeed.cli.options import option
 from rankfeed.cli.output import Json, show, show_findings
 
 StartMethod = StrEnum("StartMethod", ["fork", "spawn", "forkserver"])
@@ -16,36 +17,29 @@ _Factory = Annotated[
 ]
 _StartMethod = Annotated[
     list[StartMethod] | None,
-    typer.Option(metavar="fork|spawn|forkserver", help="May be repeated; fork and spawn if left out."),
-]
-_Key = Annotated[
-    str | None, typer.Option(metavar="KEY", help="Ids: a path (id, 0.id, meta.k) or module:function.")
-]
-_Universe = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Number of samples, if ids are 0 to N - 1.")
+    option("fork|spawn|forkserver", "May be repeated; fork and spawn if left out."),
 ]
 _Allow = Annotated[
     list[Allowed] | None,
-    typer.Option(metavar="shared|replacement", help="Intended: ranks read the same, or draw with replacement."),
+    option("shared|replacement", "Intended: ranks read the same, or draw with replacement."),
 ]
-_Resume = Annotated[int | None, typer.Option(min=1, metavar="N", help="Resume on this number of ranks, too.")]
 
 
 def doctor(
     factory: _Factory,
-    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Processes that read the loader.")] = 2,
-    workers: Annotated[int, typer.Option(min=0, metavar="N", help="num_workers of the function.")] = 2,
+    ranks: Annotated[int, option("N", "Processes that read the loader.", least=1)] = 2,
+    workers: Annotated[int, option("N", "num_workers of the function.", least=0)] = 2,
     start_method: _StartMethod = None,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Epochs that are read.")] = 3,
-    key: _Key = None,
-    universe: _Universe = None,
+    epochs: Annotated[int, option("N", "Epochs that are read.", least=1)] = 3,
+    key: Annotated[str | None, option("KEY", "Ids: a path (id, 0.id, meta.k) or module:function.")] = None,
+    universe: Annotated[int | None, option("N", "Number of samples, if ids are 0 to N - 1.", least=1)] = None,
     allow: _Allow = None,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Limit of the function and of a batch.")] = 60,
-    max_steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps after which an epoch is cut.")] = 1000,
-    max_seconds: Annotated[float, typer.Option(metavar="SECONDS", help="Time after which an epoch is cut.")] = 60,
-    step_seconds: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time to train on a batch.")] = 0,
+    timeout: Annotated[float, option("SECONDS", "Limit of the function and of a batch.")] = 60,
+    max_steps: Annotated[int, option("N", "Steps after which an epoch is cut.", least=1)] = 1000,
+    max_seconds: Annotated[float, option("SECONDS", "Time after which an epoch is cut.")] = 60,
+    step_seconds: Annotated[float, option("SECONDS", "Time to train on a batch.", least=0)] = 0,
     set_epoch: Annotated[bool, typer.Option(help="Call set_epoch before each epoch where it exists.")] = True,
-    resume_ranks: _Resume = None,
+    resume_ranks: Annotated[int | None, option("N", "Resume on this number of ranks, too.", least=1)] = None,
     json: Json = False,
 ) -> None:
     """Run a loader on several ranks and judge what it delivers.

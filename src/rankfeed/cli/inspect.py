@@ -2,7 +2,6 @@
 
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
 
 from rankfeed.cli import options
@@ -15,7 +14,7 @@ from rankfeed.columns.pointers import native_library
 
 def inspect(
     data: options.Data,
-    samples: Annotated[int, typer.Option(min=0, metavar="N", help="Number of samples to show.")] = 3,
+    samples: Annotated[int, options.option("N", "Number of samples to show.", least=0)] = 3,
     column: options.ColumnNames = None,
     format: options.Format = None,
     option: options.FormatOptions = None,

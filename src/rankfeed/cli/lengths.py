@@ -20,11 +20,7 @@ _BARS = 10
 
 
 def look(source: Any, names: Sequence[str]) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Read evenly spaced runs of samples of columns of ragged rows, bytes or text; always the same ones.
-
-    Returns:
-        the number of samples read, and a summary of the lengths of each of these columns
-    """
+    """Read evenly spaced runs of samples; their number, and a summary of the lengths in each of these columns."""
     found: dict[str, list[Int64]] = {name: [] for name in names}
     seen = nbytes = 0
     for ids in runs(len(source)) if names else ():
@@ -43,15 +39,7 @@ def look(source: Any, names: Sequence[str]) -> tuple[int, dict[str, dict[str, An
 
 
 def runs(size: int) -> Iterator[Int64]:
-    """Batches of sample ids to read: all samples of a small dataset, else runs from the first to the last.
-
-    Examples:
-        >>> [len(ids) for ids in runs(100)]
-        [64, 36]
-        >>> ids = np.concatenate(list(runs(10**12)))
-        >>> len(ids), len(np.unique(ids))
-        (4096, 4096)
-    """
+    """Batches of sample ids to read: all samples of a small dataset, else runs from the first to the last."""
     length, count = (size, 1) if size <= LOOKS else (LOOKS // RUNS, RUNS)
     for number in range(count):
         first = (size - length) * number // max(1, count - 1)
@@ -60,13 +48,7 @@ def runs(size: int) -> Iterator[Int64]:
 
 
 def summarize(lengths: Int64) -> dict[str, Any]:
-    """Extremes, mean, quantiles and histogram of at least one length: JSON-able.
-
-    Examples:
-        >>> found = summarize(np.array([1, 1, 2, 4]))
-        >>> found["mean"], found["quantiles"]["50%"], found["histogram"][:2]
-        (2.0, 1, [{'from': 1, 'to': 1, 'count': 2}, {'from': 2, 'to': 2, 'count': 1}])
-    """
+    """Extremes, mean, quantiles and histogram of at least one length: JSON-able."""
     least, most = int(lengths.min()), int(lengths.max())
     found = np.percentile(lengths, QUANTILES, method="inverted_cdf").astype(int).tolist()
     edges = edges_of(least, most, found[QUANTILES.index(50)])
@@ -82,14 +64,7 @@ def summarize(lengths: Int64) -> dict[str, Any]:
 
 
 def edges_of(least: int, most: int, median: int) -> list[int]:
-    """Edges of bars: equal round widths, or powers of two if a few lengths are far larger than the others.
-
-    Examples:
-        >>> edges_of(3, 96, 50)
-        [0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
-        >>> edges_of(0, 3000, 9)
-        [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
-    """
+    """Edges of bars: equal round widths, or powers of two if a few lengths are far larger than the others."""
     if most > 8 * max(1, median) and most > 2 * _BARS:
         first = max(1, least).bit_length() - 1
         step = -(-(most.bit_length() - first) // (_BARS + 4))

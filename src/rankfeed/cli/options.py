@@ -14,33 +14,34 @@ from rankfeed.plan import Plan
 from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW, Shuffle
 from rankfeed.plan.schedule import Tail
 
+
+def option(metavar: str, help: str, *names: str, least: int | None = None) -> Any:
+    """An option with a value."""
+    return typer.Option(*names, min=least, metavar=metavar, help=help)
+
+
 Data = Annotated[list[str], typer.Argument(metavar="DATA", help="Paths or patterns of one dataset.")]
-Format = Annotated[str | None, typer.Option(metavar="NAME", help="Format; detected from the content if left out.")]
-ColumnNames = Annotated[
-    list[str] | None, typer.Option("--column", "-c", metavar="NAME", help="Column to read; may be repeated.")
-]
-_OPTION_HELP = "Option of the format; may be repeated."
+Format = Annotated[str | None, option("NAME", "Format; detected from the content if left out.")]
+ColumnNames = Annotated[list[str] | None, option("NAME", "Column to read; may be repeated.", "--column", "-c")]
 FormatOptions = Annotated[
-    list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help=_OPTION_HELP)
+    list[str] | None, option("NAME=VALUE", "Option of the format; may be repeated.", "--option", "-o")
 ]
-CacheDir = Annotated[str | None, typer.Option(metavar="DIR", help="For indexes of read-only data directories.")]
+CacheDir = Annotated[str | None, option("DIR", "For indexes of read-only data directories.")]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled objects, which can run code.")]
 
 PlanData = Annotated[str | None, typer.Argument(metavar="DATA", help="A dataset; or give --samples.")]
-Samples = Annotated[float | None, typer.Option(metavar="N", help="Number of samples without data, such as 1e12.")]
-Blocks = Annotated[float, typer.Option(metavar="N", help="Number of equal blocks of --samples.")]
-Ranks = Annotated[int, typer.Option(min=1, metavar="N", help="World size.")]
-Workers = Annotated[int, typer.Option(min=0, metavar="N", help="Workers of each rank.")]
-BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Samples in a batch of one rank.")]
+Samples = Annotated[float | None, option("N", "Number of samples without data, such as 1e12.")]
+Blocks = Annotated[float, option("N", "Number of equal blocks of --samples.")]
+Ranks = Annotated[int, option("N", "World size.", least=1)]
+Workers = Annotated[int, option("N", "Workers of each rank.", least=0)]
+BatchSize = Annotated[int, option("N", "Samples in a batch of one rank.", least=1)]
 ShuffleKind = Annotated[Shuffle, typer.Option(help="Order of the samples.")]
-Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the order.")]
-Window = Annotated[int, typer.Option(min=1, metavar="N", help="With --shuffle window: samples that are mixed.")]
-Lanes = Annotated[
-    int | None, typer.Option(metavar="N", help="Streams of blocks; 64 for --shuffle window, else 1.")
-]
+Seed = Annotated[int, option("N", "Seed of the order.")]
+Window = Annotated[int, option("N", "With --shuffle window: samples that are mixed.", least=1)]
+Lanes = Annotated[int | None, option("N", "Streams of blocks; 64 for --shuffle window, else 1.")]
 TailKind = Annotated[Tail, typer.Option(help="End of an epoch that the global batch does not divide.")]
-Epoch = Annotated[int, typer.Option(min=0, metavar="N", help="Number of the epoch, from 0.")]
-Start = Annotated[int, typer.Option(min=0, metavar="N", help="Samples of the epoch that are already consumed.")]
+Epoch = Annotated[int, option("N", "Number of the epoch, from 0.", least=0)]
+Start = Annotated[int, option("N", "Samples of the epoch that are already consumed.", least=0)]
 
 
 def dataset_path(data: Sequence[str]) -> str | list[str]:
@@ -64,12 +65,7 @@ def source_options(
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Options of a format by name; a value is JSON if it can be parsed as JSON, else text.
-
-    Examples:
-        >>> parse_options(["version=3", "filter=label > 1"])
-        {'version': 3, 'filter': 'label > 1'}
-    """
+    """Options of a format by name; a value is JSON if it can be parsed as JSON, else text."""
     found = {}
     for text in texts:
         name, sign, value = text.partition("=")

@@ -77,12 +77,7 @@ def grid() -> Table:
 
 
 def clean(text: str, style: str = "") -> Text:
-    r"""Text from data, in which neither the terminal nor rich interprets anything.
-
-    Examples:
-        >>> clean("[red]\x1b[31m").plain
-        '[red]\\x1b[31m'
-    """
+    """Text from data, in which neither the terminal nor rich interprets anything."""
     signs = (
         sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode() for sign in text
     )

@@ -40,7 +40,7 @@ def plan(
         began = time.perf_counter()
         made = options.make_plan(sizes, shuffle, seed, window, lanes)
         # The last rank has the largest numbers in all computations.
-        last = Topology(rank=ranks - 1, world_size=ranks, local_rank=ranks - 1, local_world_size=ranks)
+        last = Topology(rank=ranks - 1, world_size=ranks)
         schedule = Schedule(made, batch_size=batch_size, topology=last, epoch=epoch, start=start, tail=tail)
         steps = len(schedule)
         ids = schedule.batch(0) if steps else np.empty(0, np.int64)

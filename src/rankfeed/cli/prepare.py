@@ -8,22 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
+from rankfeed.cli.options import option
 from rankfeed.cli.output import Json, show
 from rankfeed.errors import ArgumentError, PrepareError, describe_error, listed
 
 _FUNCTION_HELP = "Called with the directory to fill."
 _KEY_HELP = "Version of the content; a directory of another key is rebuilt."
 _INPUT_HELP = "Rebuild if this file or directory changed; may be repeated."
-_Seconds = Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Limit for waiting for a builder.")]
 
 
 def prepare(
     function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help=_FUNCTION_HELP)],
     path: Annotated[str, typer.Argument(metavar="DIR", help="Directory to build.")],
-    key: Annotated[str, typer.Option(metavar="TEXT", help=_KEY_HELP)] = "",
-    retries: Annotated[int, typer.Option(min=0, metavar="N", help="Further attempts if the build fails.")] = 0,
-    timeout: _Seconds = None,
-    inputs: Annotated[list[str] | None, typer.Option("--input", metavar="PATH", help=_INPUT_HELP)] = None,
+    key: Annotated[str, option("TEXT", _KEY_HELP)] = "",
+    retries: Annotated[int, option("N", "Further attempts if the build fails.", least=0)] = 0,
+    timeout: Annotated[float | None, option("SECONDS", "Limit for waiting for a builder.", least=0)] = None,
+    inputs: Annotated[list[str] | None, option("PATH", _INPUT_HELP, "--input")] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare the checksums of all files.")] = False,
     json: Json = False,
 ) -> None:

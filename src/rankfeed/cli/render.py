@@ -14,12 +14,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def count_of(count: int, noun: str) -> str:
-    """A count with its noun.
-
-    Examples:
-        >>> count_of(1, "ledger"), count_of(1200, "sample"), count_of(2, "launch")
-        ('1 ledger', '1,200 samples', '2 launches')
-    """
+    """A count with its noun."""
     plural = noun + ("es" if noun.endswith("ch") else "s")
     return f"{count:,} {noun if count == 1 else plural}"
 
@@ -40,39 +35,20 @@ def format_figure(value: Any) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """A number of bytes for people.
-
-    Examples:
-        >>> format_bytes(1), format_bytes(512), format_bytes(3 << 20)
-        ('1 byte', '512 bytes', '3 MiB')
-    """
+    """A number of bytes for people."""
     unit, name = pick_unit_and_suffix(int(size), ["bytes", "KiB", "MiB", "GiB", "TiB"], 1024)
     number = f"{size / unit:.3g}" if size < 100 * unit else f"{size / unit:,.0f}"
     return f"{number} {'byte' if size == 1 else name}"
 
 
 def format_bar(share: float, width: int) -> str:
-    """A bar of a share of the width, to an eighth of a character; visible if the share is not 0.
-
-    Examples:
-        >>> format_bar(0.5, 5), format_bar(0.0001, 5), format_bar(0, 5)
-        ('██▌', '▏', '')
-    """
+    """A bar of a share of the width, to an eighth of a character; visible if the share is not 0."""
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
 
 def format_value(value: Any) -> str:
-    r"""The value of a column on one line, shortened.
-
-    Examples:
-        >>> format_value(b"RIFF" + bytes(1000))
-        '1,004 bytes  52 49 46 46 00 00 00 00 00 00 00 00 00 00 00 00 ...'
-        >>> format_value(np.arange(12, dtype=np.int32).reshape(6, 2))
-        'int32[6, 2]  0 1 2 3 4 5 6 7 ...'
-        >>> format_value("two\nlines"), format_value(np.float32(0.25))
-        ("'two\\nlines'", '0.25')
-    """
+    """The value of a column on one line, shortened."""
     if isinstance(value, str):
         return repr(value) if len(value) <= _TEXT else f"{len(value):,} characters  {value[:_TEXT]!r} ..."
     if isinstance(value, bytes):
@@ -87,14 +63,7 @@ def format_value(value: Any) -> str:
 
 
 def value_as_json(value: Any) -> Any:
-    """The value of a column for JSON: numbers and short texts as they are, others by their beginning.
-
-    Examples:
-        >>> value_as_json(np.array([1.5, np.inf], np.float32))
-        {'dtype': 'float32', 'shape': [2], 'first': [1.5, 'inf']}
-        >>> value_as_json(b"abc"), value_as_json(np.int64(3))
-        ({'bytes': 3, 'head': '616263'}, 3)
-    """
+    """The value of a column for JSON: numbers and short texts as they are, others by their beginning."""
     if isinstance(value, str):
         return value if len(value) <= _TEXT else {"characters": len(value), "head": value[:_TEXT]}
     if isinstance(value, bytes):

@@ -7,28 +7,16 @@ from typing import Annotated
 import typer
 
 from rankfeed.cli import options
+from rankfeed.cli.options import option
 from rankfeed.cli.output import Json, progress_bar, say, show, show_findings
 from rankfeed.errors import ArgumentError
 from rankfeed.plan import Schedule
 from rankfeed.plan.plan import DEFAULT_WINDOW
 from rankfeed.topology import Topology
 
-Audit = Annotated[
-    list[Path] | None, typer.Option(metavar="FILE", help="File written by AuditReport.save; may be repeated.")
-]
-Stats = Annotated[
-    list[Path] | None,
-    typer.Option(metavar="FILE", help="JSON lines of loader.stats(), one file per rank; may be repeated."),
-]
-Run = Annotated[
-    list[Path] | None,
-    typer.Option(metavar="DIR", help="Folder of ledgers of Loader(audit=FOLDER); may be repeated."),
-]
-Out = Annotated[
-    Path, typer.Option("--out", metavar="FILE", help="File to write: HTML, or a picture if the name ends in .png.")
-]
-Png = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the charts as a picture too.")]
-Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+Paths = list[Path] | None
+_STATS_HELP = "JSON lines of loader.stats(), one file per rank; may be repeated."
+_OUT_HELP = "File to write: HTML, or a picture if the name ends in .png."
 
 
 def report(
@@ -45,12 +33,12 @@ def report(
     tail: options.TailKind = "even",
     epoch: options.Epoch = 0,
     start: options.Start = 0,
-    audit: Audit = None,
-    run: Run = None,
-    stats: Stats = None,
-    out: Out = Path("report.html"),
-    png: Png = None,
-    open_page: Open = False,
+    audit: Annotated[Paths, option("FILE", "File written by AuditReport.save; may be repeated.")] = None,
+    run: Annotated[Paths, option("DIR", "Folder of ledgers of Loader(audit=FOLDER); may be repeated.")] = None,
+    stats: Annotated[Paths, option("FILE", _STATS_HELP)] = None,
+    out: Annotated[Path, option("FILE", _OUT_HELP, "--out")] = Path("report.html"),
+    png: Annotated[Path | None, option("FILE", "Write the charts as a picture too.")] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     json: Json = False,
 ) -> None:
     """Draw a plan, an audit or a run on one HTML page that needs no network; --json prints its numbers.
@@ -78,7 +66,7 @@ def report(
         schedule = Schedule(
             options.make_plan(sizes, shuffle, seed, window, lanes),
             batch_size=batch_size,
-            topology=Topology(rank=0, world_size=ranks, local_rank=0, local_world_size=ranks),
+            topology=Topology(world_size=ranks),
             epoch=epoch,
             start=start,
             tail=tail,

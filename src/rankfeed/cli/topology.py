@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from rankfeed.cli import options
+from rankfeed.cli.options import option
 from rankfeed.cli.output import FAINT, Json, clean, out, say, show
 from rankfeed.cli.render import count_of
 from rankfeed.errors import ArgumentError, RankfeedError, TopologyError
@@ -23,21 +24,16 @@ from rankfeed.topology.launchers import OUTER, TORCHRUN, read_launcher
 _FIRST = 8
 
 
-_Data = Annotated[str | None, typer.Option(metavar="DATA", help="A dataset: show what each rank reads first.")]
-_Expected = Annotated[int | None, typer.Option(min=1, metavar="N", help="Expected number of ranks.")]
-_Job = Annotated[str, typer.Option(metavar="NAME", help="With --check: the launch, if its launcher has no name.")]
-
-
 def topology(
     check: Annotated[bool, typer.Option("--check", help="Compare all ranks of the launch.")] = False,
-    data: _Data = None,
+    data: Annotated[str | None, option("DATA", "A dataset: show what each rank reads first.")] = None,
     batch_size: options.BatchSize = 1,
     shuffle: options.ShuffleKind = "global",
     seed: options.Seed = 0,
-    ranks: _Expected = None,
-    folder: Annotated[Path, typer.Option(metavar="DIR", help="With --check: seen by all hosts.")] = Path(),
-    job: _Job = "",
-    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Limit for waiting for ranks.")] = 60,
+    ranks: Annotated[int | None, option("N", "Expected number of ranks.", least=1)] = None,
+    folder: Annotated[Path, option("DIR", "With --check: seen by all hosts.")] = Path(),
+    job: Annotated[str, option("NAME", "With --check: the launch, if its launcher has no name.")] = "",
+    timeout: Annotated[float, option("SECONDS", "Limit for waiting for ranks.", least=0)] = 60,
     json: Json = False,
 ) -> None:
     """Show the rank of this process, or compare all ranks.
@@ -54,20 +50,22 @@ def topology(
     reports = _exchange(report, error, folder, job, timeout) if check else [report]
     if error is not None:
         raise error
-    assert report.topology is not None
+    figures = _figures(report)
     if not check:
-        figures = _figures(report, with_data=data is not None)
         show(figures if json else figures | {"pid": str(report.pid)}, as_json=json, title="topology")
-        return
-    if found := find_contradictions(reports):
+    elif found := find_contradictions(reports):
         raise TopologyError(
             "the ranks of this launch contradict each other",
             expected="one world, with each rank once",
             found="; ".join(found),
             remedy="run the command without --check on each rank to see the variables that determine it",
         )
-    if report.topology.rank == 0:
-        _print_ranks(reports, report, with_data=data is not None, as_json=json)
+    elif figures["rank"] == 0:
+        rows = [_row(each) for each in reports]
+        if json:
+            show({"ok": True, **figures, "ranks": rows}, as_json=True)
+        else:
+            _print_ranks(rows, figures)
 
 
 def _report_of_this_process(
@@ -113,8 +111,7 @@ def _exchange(
     from rankfeed.diagnostics.roster import exchange_reports, roster_directory
     from rankfeed.topology.job import job_id
 
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    launch = f"--job {job}" if job else job_id() or (f"{address}:{port}" if address and port else "")
+    launch = f"--job {job}" if job else job_id()
     if not launch:
         if report.topology is not None and report.topology.world_size > 1:
             raise error or ArgumentError(
@@ -125,29 +122,20 @@ def _exchange(
         return [report]
     try:
         return exchange_reports(folder / roster_directory(launch), report, timeout)
-    except TopologyError:
-        if error is not None:  # more important than that the other ranks could not be reached
-            raise error from None
-        raise
+    except TopologyError as unreached:  # an error of this process is more important
+        raise error or unreached from None
 
 
-def _figures(report: ProcessReport, *, with_data: bool) -> dict[str, Any]:
+def _figures(report: ProcessReport) -> dict[str, Any]:
     assert report.topology is not None
-    figures: dict[str, Any] = {
-        "launcher": report.topology.launcher,
-        **asdict(report.topology),
-        "host": report.host,
-        "pid": report.pid,
-        "found_in": _variables(),
-    }
+    here = {"launcher": report.topology.launcher, **asdict(report.topology)}
+    figures: dict[str, Any] = {**here, "host": report.host, "pid": report.pid, "found_in": _variables()}
     believed = detect_launcher(os.environ)
     others = {row.name: read_launcher(row, os.environ) for row in (TORCHRUN, *OUTER)}
     others.pop("" if believed is None else believed.launcher, None)
     if also_set := {name: found.variables for name, found in others.items() if found is not None}:
         figures["also_set"] = also_set
-    if with_data:
-        figures |= {"steps": report.steps, "reads_first": list(report.first)}
-    return figures
+    return figures | ({"steps": report.steps, "reads_first": list(report.first)} if report.data else {})
 
 
 def _variables() -> str:
@@ -160,22 +148,18 @@ def _variables() -> str:
     return "no variable of a launcher: one process"
 
 
-def _print_ranks(reports: list[ProcessReport], own: ProcessReport, *, with_data: bool, as_json: bool) -> None:
-    rows = []
-    for report in reports:
-        here = report.topology
-        assert here is not None
-        more = {"reads_first": list(report.first)} if with_data else {}
-        numbers = {"rank": here.rank, "node": here.node, "local_rank": here.local_rank}
-        rows.append({**numbers, "host": report.host, "pid": report.pid, **more})
-    if as_json:
-        show({"ok": True, **_figures(own, with_data=with_data), "ranks": rows}, as_json=True)
-        return
-    assert own.topology is not None
-    agree = "agrees" if len(rows) == 1 else "agree"
-    nodes = count_of(own.topology.num_nodes, "node")
-    say(f"{count_of(len(rows), 'rank')} {agree} ({own.topology.launcher}, {nodes})", style="bold")
-    say(f"rank 0: {_variables()}", style=FAINT)
+def _row(report: ProcessReport) -> dict[str, Any]:
+    here = report.topology
+    assert here is not None
+    numbers = {"rank": here.rank, "node": here.node, "local_rank": here.local_rank}
+    more = {"reads_first": list(report.first)} if report.data else {}
+    return {**numbers, "host": report.host, "pid": report.pid, **more}
+
+
+def _print_ranks(rows: list[dict[str, Any]], own: dict[str, Any]) -> None:
+    agree, nodes = "agrees" if len(rows) == 1 else "agree", count_of(own["num_nodes"], "node")
+    say(f"{count_of(len(rows), 'rank')} {agree} ({own['launcher']}, {nodes})", style="bold")
+    say(f"rank 0: {own['found_in']}", style=FAINT)
     table = Table(box=None, pad_edge=False)
     for name in rows[0]:
         table.add_column(name.replace("_", " "), overflow="fold", justify="left" if name == "host" else "right")

@@ -37,7 +37,7 @@ def verify(
     cache_dir: options.CacheDir = None,
     allow_pickle: options.AllowPickle = False,
     resume: Annotated[bool, typer.Option(help="Continue an interrupted check of the same data.")] = True,
-    run_data: Annotated[str | None, typer.Option("--data", metavar="DATA", help=_RUN_DATA_HELP)] = None,
+    run_data: Annotated[str | None, options.option("DATA", _RUN_DATA_HELP, "--data")] = None,
     ids: Annotated[bool, typer.Option("--ids", help="List sample ids that are missing in LEDGERS.")] = False,
     json: Json = False,
 ) -> None:

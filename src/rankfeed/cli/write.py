@@ -4,24 +4,22 @@ from typing import Annotated, Literal
 
 import typer
 
-from rankfeed.cli.options import describe_source
+from rankfeed.cli.options import describe_source, option
 from rankfeed.cli.output import Json, show
 
 _Dest = Annotated[str, typer.Argument(metavar="DEST", help="Directory to write: new, or of an interrupted call.")]
-_Workers = Annotated[int | None, typer.Option(metavar="N", help="Worker processes; one per core if left out.")]
-_ShardSize = Annotated[int, typer.Option(min=1, metavar="MIB", help="Approximate size of a shard in MiB.")]
 
 
 def write(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Path or pattern of a dataset.")],
     dest: _Dest,
-    workers: _Workers = None,
-    shard_mib: _ShardSize = 256,
+    workers: Annotated[int | None, option("N", "Worker processes; one per core if left out.")] = None,
+    shard_mib: Annotated[int, option("MIB", "Approximate size of a shard in MiB.", least=1)] = 256,
     resume: Annotated[bool, typer.Option(help="Keep the finished parts of an interrupted call.")] = True,
     runner: Annotated[Literal["local", "ray", "ranks"], typer.Option(help="What runs the tasks.")] = "local",
     order: Annotated[Literal["stored", "shuffled"], typer.Option(help="Order of the rows.")] = "stored",
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of --order shuffled.")] = 0,
-    key: Annotated[str, typer.Option(metavar="TEXT", help="Identifies rows that rankfeed cannot identify.")] = "",
+    seed: Annotated[int, option("N", "Seed of --order shuffled.")] = 0,
+    key: Annotated[str, option("TEXT", "Identifies rows that rankfeed cannot identify.")] = "",
     append: Annotated[bool, typer.Option("--append", help="Add shards to a finished dataset.")] = False,
     json: Json = False,
 ) -> None:

@@ -2,8 +2,10 @@
 
 from rankfeed.diagnostics.audit import AuditReport, audit
 from rankfeed.diagnostics.lockstep import Lockstep
-from rankfeed.diagnostics.verify import DataVerdict, PlanVerdict, RunVerdict, verify_data, verify_plan, verify_run
-from rankfeed.diagnostics.watch import Watch, watch
+from rankfeed.diagnostics.verify.data import DataVerdict, verify_data
+from rankfeed.diagnostics.verify.plans import PlanVerdict, verify_plan
+from rankfeed.diagnostics.verify.runs import RunVerdict, verify_run
+from rankfeed.diagnostics.watch.watching import Watch, watch
 
 __all__ = [
     "AuditReport",

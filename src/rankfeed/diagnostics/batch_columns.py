@@ -16,14 +16,7 @@ _DEPTH = 6
 
 
 def columns(batch: Any, rows: int | None = None) -> dict[str, Column]:
-    """Fields with one entry for each of ``rows`` (if known) rows, by path; empty if the batch has no such fields.
-
-    Examples:
-        >>> columns({"x": np.zeros((2, 3)), "meta": {"k": ["a", "b"]}, "step": 7}).keys()
-        dict_keys(['x', 'meta.k'])
-        >>> columns([{"x": 1}, {"x": 2}, {"x": 3}])
-        {'x': [1, 2, 3]}
-    """
+    """Fields with one entry for each of ``rows`` (if known) rows, by path; empty if the batch has none."""
     if (samples := _samples(batch, rows)) is not None:
         opened = [dict(_leaves(sample)) for sample in samples]
         names = dict.fromkeys(name for each in opened for name in each)
@@ -71,8 +64,7 @@ def _samples(batch: Any, rows: int | None) -> Column | None:
         first = Counter(shape[0] for shape in arrays)
         images = len({*arrays}) == 1 and len(arrays[0]) == 3 and arrays[0][0] in (1, 3, 4)
         return batch if len(batch) > 2 and (images or 2 * max(first.values()) < len(batch)) else None
-    composite = [each for each in batch if isinstance(each, (Mapping, tuple, list)) or _has_fields(each)]
-    if len(composite) < len(batch):
+    if not all(map(_is_composite, batch)):
         return None
     if rows is not None:
         return batch
@@ -82,19 +74,16 @@ def _samples(batch: Any, rows: int | None) -> Column | None:
     scalars = any(value is None for each in entries for value in each)
     if all(lengths) and len(every) == 1 and (len(batch) == 1 or (min(every) > len(batch) and not scalars)):
         return None  # fields of one length: batches of DALI's pipelines, or (inputs, targets)
-    if isinstance(batch, tuple) or _are_columns(batch):
-        return None
-    return batch
+    # Lists of one length, longer than there are lists, are columns: what ``zip(*samples)`` makes.
+    sizes = {len(each) if isinstance(each, (list, tuple)) else -1 for each in batch}
+    are_columns = len(sizes) == 1 and min(sizes) > len(batch)
+    return None if isinstance(batch, tuple) or are_columns else batch
 
 
-def _are_columns(batch: Column) -> bool:
-    """Whether these are lists of one length, longer than there are lists: what ``zip(*samples)`` makes."""
-    lengths = {len(each) if isinstance(each, (list, tuple)) else -1 for each in batch}
-    return len(lengths) == 1 and min(lengths) > len(batch)
-
-
-def _has_fields(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) or (hasattr(value, "__dict__") and not hasattr(value, "__array__"))
+def _is_composite(value: Any) -> bool:
+    if isinstance(value, (Mapping, tuple, list)) or dataclasses.is_dataclass(value):
+        return True
+    return hasattr(value, "__dict__") and not hasattr(value, "__array__")
 
 
 def _leaves(

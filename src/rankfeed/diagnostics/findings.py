@@ -59,6 +59,11 @@ class Finding:
         return "\n".join([*lines, *([f"  remedy: {self.remedy}"] if self.remedy else [])])
 
 
+def finding(code: str, severity: Severity, what: str, *evidence: str) -> Finding:
+    """A finding with the remedy of its code."""
+    return Finding(code, severity, what, evidence, REMEDIES[code])
+
+
 class Judged:
     """Something with findings, and the verdict that follows from them."""
 
@@ -84,14 +89,7 @@ class Judged:
 
 
 def verdict_of(findings: Iterable[Finding]) -> Verdict:
-    """The verdict that follows from all findings.
-
-    Examples:
-        >>> verdict_of([])
-        <Verdict.SOUND: 'sound'>
-        >>> verdict_of([Finding("no-ids", "unproven", "samples have no ids")])
-        <Verdict.NOT_PROVEN: 'not proven'>
-    """
+    """The verdict that follows from all findings."""
     severities = {finding.severity for finding in findings}
     if "error" in severities:
         return Verdict.DISEASED
@@ -99,17 +97,7 @@ def verdict_of(findings: Iterable[Finding]) -> Verdict:
 
 
 def merged(found: Iterable[Finding], most: int = 12) -> tuple[Finding, ...]:
-    """One finding for each code, the most severe, with the evidence of that severity; errors first.
-
-    Args:
-        found: in the order in which they were found.
-        most: lines of evidence that are kept.
-
-    Examples:
-        >>> twice = [Finding("hangs", "error", "it hangs", (f"rank {rank}",)) for rank in range(2)]
-        >>> merged(twice)[0].evidence
-        ('rank 0', 'rank 1')
-    """
+    """One finding for each code, the most severe, with the evidence of that severity; errors first."""
     by_code: dict[str, list[Finding]] = {}
     for each in sorted(found, key=lambda each: get_args(Severity).index(each.severity)):
         same = by_code.setdefault(each.code, [each])
@@ -119,3 +107,101 @@ def merged(found: Iterable[Finding], most: int = 12) -> tuple[Finding, ...]:
         replace(first, evidence=tuple(dict.fromkeys(line for each in same for line in each.evidence))[:most])
         for first, *same in by_code.values()
     )
+
+
+_STATE = (
+    "the state must count what was delivered, not what was prefetched, and be loaded by the same number of "
+    "ranks and workers unless the loader documents otherwise"
+)
+_IDS = "put an id of each sample into the batch and name it: key= of rf.audit, --key of the doctor"
+
+#: Each code and its remedy, in the order in which findings are listed: causes before consequences.
+REMEDIES = {
+    "factory-raises": (
+        "see the traceback; if only spawn fails, make what the loader holds picklable: functions and classes "
+        "at the top of a module, no lambdas, no open files"
+    ),
+    "process-died": (
+        "a killed process often ran out of memory (see dmesg) or crashed in a library: try num_workers=0, "
+        "then each start method"
+    ),
+    "hangs": (
+        "the stack shows what it waits for; locks and threads do not survive a fork: use spawn, and create "
+        "clients and pools in the worker, not in the factory"
+    ),
+    "yields-nothing": (
+        "an iterator can be read only once: return an object whose __iter__ starts from the beginning, and "
+        "check that every rank and worker has a share"
+    ),
+    "never-ends": (
+        "limit an epoch to the same number of steps on all ranks (with_epoch, islice, a sampler with a "
+        "length); for large data give a part of it, or a larger --max-steps"
+    ),
+    "differs-between-ranks": (
+        "all ranks must shard the same dataset: sort lists of files, seed random_split with a generator, and "
+        "prepare data once before any rank opens them"
+    ),
+    "duplicated-by-workers": (
+        "an iterable dataset is copied into each worker, which must read its own share: use "
+        "torch.utils.data.get_worker_info() in __iter__, rf.split, or a splitter of the library"
+    ),
+    "not-sharded-by-rank": (
+        "give each rank its share: a DistributedSampler, split_dataset_by_node, a nodesplitter, rf.split or "
+        "rf.Loader, with the same seed on all ranks; read the rank before workers are started, since "
+        "torch.distributed is not initialised in spawned workers; ranks that share samples on purpose: "
+        "--allow shared (doctor)"
+    ),
+    "sharded-twice": (
+        "shard in one place only: do not let Accelerate or Lightning shard a loader that does so itself "
+        "(leave it out of prepare, use_distributed_sampler=False), and split by worker once"
+    ),
+    "uneven-steps": (
+        "give all ranks the same number of steps (rf.Loader does), cut to the shortest, or wrap training in "
+        "torch's Join"
+    ),
+    "wrong-length": "let __len__ return the number of batches of an epoch on this rank",
+    "missing-samples": (
+        "look at which samples are missing: shards that do not divide, a dropped last batch, a collate "
+        "function that filters"
+    ),
+    "drawn-with-replacement": "nothing if that is intended (doctor: --allow replacement)",
+    "padded-with-repeats": (
+        "padding is usual in training; in evaluation each repeat counts twice: use drop_last or a sampler "
+        "that does not pad (rf.DistributedSampler)"
+    ),
+    "same-randomness-in-workers": (
+        "seed each worker and rank differently: use torch.initial_seed() in worker_init_fn, and create "
+        "generators there, not in the constructor"
+    ),
+    "resume-repeats": _STATE,
+    "resume-skips": _STATE,
+    "handles-before-fork": (
+        "processes that share an open file move each other's position: open files on first use in the worker, "
+        "not in the constructor"
+    ),
+    "same-order-every-epoch": (
+        "call set_epoch(epoch) on the sampler before each epoch, or derive the seed from the epoch; also in "
+        "workers that persist"
+    ),
+    "memory-grows": "look for lists that grow with each batch, unbounded caches, tensors kept with their graph",
+    "memory-copied": (
+        "keep data in memory-mapped files or in one numpy array or tensor, not in lists of Python objects, "
+        "and let each worker open them"
+    ),
+    "slow-first-batch": (
+        "do less before the first batch: index once and keep the index, open files on first use, use smaller "
+        "shuffle buffers or persistent workers"
+    ),
+    "starved": "use more workers or threads, more prefetching, less work for each sample, or a faster format",
+    "too-many-workers": "use no more workers than CPUs of a rank, or request more (--cpus-per-task)",
+    "not-counted": _IDS,
+    "packed-sequences": f"nothing; to count samples exactly, {_IDS}",
+    "no-ids": _IDS,
+    "repeated-samples": "look at the places: the sampler, or the list of files, contains them more than once",
+    "unknown-samples": "check universe= and key=, or look for data of another split",
+    "expected-unknown": (
+        "give universe=: the number of samples (ids from 0), or their ids; of a map-style dataset "
+        "`rankfeed doctor` sees samples that collate leaves out, without ids"
+    ),
+    "epoch-not-finished": "leave max_steps out, or enlarge it, so that the epoch ends",
+}

@@ -30,14 +30,7 @@ def keys_of(batch: Any, key: Key = USUAL) -> tuple[KeyArray, bool]:
 
 
 def ids_in(batch: Any, key: Key) -> Any:
-    """What a batch has where its ids should be; None if there is nothing.
-
-    Examples:
-        >>> ids_in(({"meta": {"id": [4, 5]}}, 7), "0.meta.id")
-        [4, 5]
-        >>> ids_in([{"id": 4}, {"id": 5}], "id")
-        [4, 5]
-    """
+    """What a batch has where its ids should be; None if there is nothing."""
     if callable(key):
         return key(batch)
     parts = [key] if isinstance(batch, Mapping) and key in batch else str(key).split(".")
@@ -122,10 +115,8 @@ def hashes(column: Column) -> list[int] | None:
 
 def hash_rows(column: Column) -> list[int]:
     """As `hashes`; raises for entries that cannot be hashed."""
-    if isinstance(column, np.ndarray) and column.dtype != object:
-        prefix = f"{column.dtype.str}{column.ndim}".encode()
-        return [xxh3_64_intdigest(prefix + np.ascontiguousarray(row).tobytes()) for row in column]
-    return [xxh3_64_intdigest(_bytes(entry)) for entry in column]
+    entries = column.tolist() if getattr(column, "ndim", 0) == 1 else column
+    return [xxh3_64_intdigest(_bytes(entry)) for entry in entries]
 
 
 def _bytes(entry: Any) -> bytes:
@@ -138,6 +129,8 @@ def _bytes(entry: Any) -> bytes:
 
 def bytes_of(value: Any) -> bytes:
     """Bytes that are the same for the same value, and others for a value of another type or shape."""
+    if value is None or (isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic)):
+        return b"v" + repr(value).encode()
     if isinstance(value, str):
         return b"s" + value.encode("utf-8", "surrogatepass")
     if isinstance(value, (bytes, bytearray)):
@@ -152,8 +145,6 @@ def bytes_of(value: Any) -> bytes:
         return b"m" + b"".join(_framed(bytes_of(name)) + _framed(bytes_of(each)) for name, each in value.items())
     if isinstance(value, (list, tuple)):
         return b"l" + b"".join(_framed(bytes_of(each)) for each in value)
-    if value is None or isinstance(value, (bool, int, float, complex)):
-        return b"v" + repr(value).encode()
     raise AuditError(
         "the content of a sample cannot be hashed",
         expected="arrays, tensors, numbers, text, bytes, and lists and dicts of them",

@@ -40,21 +40,12 @@ class RosterRecord(msgspec.Struct, frozen=True):
 
 
 def roster_directory(launch: str) -> str:
-    """Name of the directory for a launch, identified by a text that is the same on all its processes.
-
-    Examples:
-        >>> roster_directory("SLURM_JOB_ID=7 SLURM_STEP_ID=0")
-        '.rankfeed-topology-f87acd14'
-    """
+    """Name of the directory for a launch, identified by a text that is the same on all its processes."""
     return f".rankfeed-topology-{hashlib.sha256(launch.encode()).hexdigest()[:8]}"
 
 
 def exchange_reports(directory: Path, report: ProcessReport, timeout: float) -> list[ProcessReport]:
-    """The reports of all processes of this launch that came in time, by rank: the same on all of them.
-
-    The directory is visible to all of them and used by no other launch; rank 0 removes it at the end. Raises
-    TopologyError if rank 0 did not come, or disappeared, or the directory cannot be written.
-    """
+    """The reports of all processes of this launch that came in time, by rank: the same on all of them."""
     roster = _Roster(directory, report, timeout)
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_128_hexdigest
 
-from rankfeed.diagnostics.batch_columns import array_of, columns
+from rankfeed.diagnostics.batch_columns import columns
 from rankfeed.diagnostics.keys import hashes
 
 #: How deep a dataset is searched for generators of its own, and how many entries of a list.
@@ -19,32 +19,22 @@ _DEPTH, _ENTRIES = 4, 32
 
 @dataclass
 class Tagged:
-    """A batch and its origin.
-
-    Attributes:
-        batch: what the user's collate function returned.
-        worker: that built it; None without workers.
-        streams: random generators that were drawn from since the batch before: digests of the state when the
-            worker began and after the first batch that drew, by name.
-        indices: of the dataset that collate was given, if they were recorded.
-        dropped: how many of the samples are surely not in the batch.
-    """
+    """A batch and its origin."""
 
     batch: Any
     worker: int | None
+    #: Digests of random generators that were drawn from since the batch before, by name: of the state when the
+    #: worker began and after the first batch that drew.
     streams: dict[str, str] = field(default_factory=dict)
-    indices: list[int] | None = None
-    dropped: int = 0
+    indices: list[int] | None = None  # of the dataset that collate was given, if they were recorded
+    dropped: int = 0  # samples that are surely not in the batch
 
 
 def record(loader: Any, *, indices: bool = True) -> Callable[[], None]:
-    """Batches of a torch DataLoader come as `Tagged` until the returned function is called.
-
-    Not those of a subclass with an `__iter__` of its own, which may look into its batches. Indices are those of a
-    map-style dataset.
-    """
+    """Batches of a torch DataLoader come as `Tagged` until the returned function is called."""
     data = sys.modules.get("torch.utils.data")
     is_plain = data is not None and isinstance(loader, data.DataLoader)
+    # A subclass with an __iter__ of its own may look into its batches.
     if not is_plain or type(loader).__iter__.__module__.split(".")[0] not in ("torch", "torchdata"):
         return lambda: None
     from torch.utils.data import IterableDataset
@@ -178,18 +168,10 @@ def _dropped(samples: list[Any], batch: Any) -> int:
     found = columns(batch, len(samples))
     if not found or max(map(len, found.values())) >= len(samples):
         return 0
-    given = {name: hashes(_stacked(column)) for name, column in columns(samples, len(samples)).items()}
+    given = {name: hashes(column) for name, column in columns(samples, len(samples)).items()}
     known = {key for keys in given.values() for key in keys or ()}
     fewer = [keys for column in found.values() if (keys := hashes(column)) and known.issuperset(keys)]
     return len(samples) - min(map(len, fewer)) if fewer else 0
-
-
-def _stacked(values: list[Any]) -> Any:
-    """The values of a field, one array if collate may stack them."""
-    arrays = [array_of(each) if hasattr(each, "detach") else each for each in values]
-    kinds = {(each.dtype, each.shape) if isinstance(each, np.ndarray | np.generic) else None for each in arrays}
-    plain = all(isinstance(each, int | float) for each in values)
-    return np.stack(arrays) if plain or (len(kinds) == 1 and None not in kinds) else arrays
 
 
 def _is_generator(thing: Any) -> bool:

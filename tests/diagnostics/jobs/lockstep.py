@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import rankfeed as rf
 import rankfeed.diagnostics.lockstep.rank_monitor  # likewise
-from rankfeed.diagnostics.lockstep.job_store import JobStore
+from rankfeed.diagnostics.lockstep.exchange import JobStore
 
 MISMATCH = r"collective \d+ of process group 0, which is all_reduce on rank \d, in step {step} of pass 1"
 LEFT = (

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from tests.support.memory import peak
 
 import rankfeed as rf
-from rankfeed.diagnostics.verify import verify_data
+from rankfeed.diagnostics import verify_data
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
 from rankfeed.sources.parquet import footer as parquet_footer
 from rankfeed.sources.parquet import reader as parquet_rows

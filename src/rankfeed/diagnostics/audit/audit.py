@@ -5,14 +5,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from rankfeed._util.validate import check_callable, check_int, check_iterable, check_optional, check_path, invalid
-from rankfeed.diagnostics.audit.collectives import AuditProcesses
 from rankfeed.diagnostics.audit.epochs import INTERVALS, EpochReport, LoaderTraits, Place, RankEpoch, Repeat
 from rankfeed.diagnostics.audit.reader import AuditReader, RankSummary, as_own, dataset_of
 from rankfeed.diagnostics.audit.report import AuditReport
@@ -28,7 +27,10 @@ from rankfeed.diagnostics.multiset import (
     joined,
     partition_ranges,
 )
-from rankfeed.errors import AuditError
+from rankfeed.errors import AuditError, RankfeedError, safe_str
+from rankfeed.topology import Topology
+
+_T = TypeVar("_T")
 
 
 def audit(
@@ -100,7 +102,7 @@ def audit(
                 if before_epoch is not None:
                     before_epoch(epoch)
                 reader.read(max_steps)
-            return reader.summary()
+            return reader.summary
 
         arguments = processes.each(begin, "the audit could not begin")
         if len({*arguments}) > 1:
@@ -173,7 +175,7 @@ def _count(
     first = {each.share: each.rank for each in reversed(summaries)}
     # Of processes that read one share (tensor-parallel peers) one counts.
     counted = [each for each in summaries if each.share is None or first[each.share] == each.rank]
-    logs = [each.partitions for each in reader.logs]
+    logs = reader.partitions
     if keys == "none" or processes.rank not in [each.rank for each in counted]:
         logs = [HashPartitions(reader.scratch) for _ in logs]
     due = HashPartitions(reader.scratch / "universe", memory)
@@ -271,3 +273,53 @@ def _expectation(
         if all(dataset[0] - limit <= each.unique <= dataset[0] for each in counts):
             return "dataset", dataset[0]
     return ("epochs" if len(counts) > 1 else None), None
+
+
+@dataclass(frozen=True)
+class AuditProcesses:
+    """This process among all."""
+
+    rank: int
+    world_size: int
+
+    @classmethod
+    def detect(cls) -> AuditProcesses:
+        """Find them."""
+        from rankfeed.loading.rank_group import is_distributed
+
+        here = Topology.detect()
+        if here.world_size > 1 and not is_distributed():
+            raise AuditError(
+                "an audit of several ranks needs a process group",
+                found=f"rank {here.rank} of {here.world_size}, as {here.launcher} says",
+                remedy='call torch.distributed.init_process_group("gloo") before it',
+            )
+        return cls(here.rank, here.world_size)
+
+    def gather(self, value: _T) -> list[_T]:
+        """The values of all processes, on each of them."""
+        if self.world_size == 1:
+            return [value]
+        from rankfeed.loading.rank_group import TorchRankGroup
+
+        group = TorchRankGroup(f"rank {self.rank} of {self.world_size}")
+        values = group.gather(value)
+        group.barrier()  # gloo's thread needs the GIL once more: no process may end right here
+        return values
+
+    def each(self, work: Callable[[], _T], summary: str) -> list[_T]:
+        """Run a function in each process; if it fails in one, all of them raise."""
+        result: Any = None
+        failed, cause = "", None
+        try:
+            result = work()
+        except BaseException as error:  # an interruption, too: the others wait
+            failed, cause = f"{type(error).__name__}: {safe_str(error)}", error
+        results = self.gather((failed, result))
+        alone = self.world_size == 1 and isinstance(cause, RankfeedError)
+        if cause is not None and (alone or not isinstance(cause, Exception)):
+            raise cause
+        for rank, (failed, _) in enumerate(results):
+            if failed:
+                raise AuditError(f"{summary} on rank {rank}", found=failed) from cause
+        return [each for _, each in results]

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from rankfeed.loading import Loader
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankSummary:
     """What a rank tells the others after it has read its loader."""
 
     rank: int
-    share: int | None  # of tensor-parallel peers, the data-parallel rank whose samples they read
-    keys: KeyKind
-    key_type: str  # "i" for whole numbers, "S" for digests, empty without keys
-    epochs: tuple[RankEpoch, ...]
-    cut: bool
     traits: LoaderTraits
     dataset: tuple[int, int] | None  # length, and a fingerprint of the indices of a Subset
+    share: int | None = None  # of tensor-parallel peers, the data-parallel rank whose samples they read
+    keys: KeyKind = "ids"
+    key_type: str = ""  # "i" for whole numbers, "S" for digests, empty without keys
+    epochs: list[RankEpoch] = field(default_factory=list)
+    cut: bool = False
 
 
 @dataclass
@@ -75,22 +75,18 @@ class AuditReader:
     """A rank's passes over its loader."""
 
     def __init__(self, loader: Iterable[Any], key: Key, scratch: Path, rank: int, memory: int) -> None:
-        self.loader, self.key, self.scratch, self.rank, self.memory = loader, key, scratch, rank, memory
-        self.logs: list[ObservedEpoch] = []
-        self.keys: KeyKind = "ids"
-        self.key_type = ""
-        self.cut = False
+        self.loader, self.key, self.scratch, self.memory = loader, key, scratch, memory
+        self.partitions: list[HashPartitions] = []
         workers = 0 if as_own(loader) is not None else attribute(loader, "num_workers")
-        self.traits = LoaderTraits(
-            workers if isinstance(workers, int) else 0, drops_remainder(loader), draws_with_replacement(loader)
-        )
-        self.dataset = dataset_of(loader)
+        workers = workers if isinstance(workers, int) else 0
+        traits = LoaderTraits(workers, drops_remainder(loader), draws_with_replacement(loader))
+        self.summary = RankSummary(rank, traits, dataset_of(loader))
 
     def read(self, max_steps: int | None) -> None:
         """Read an epoch."""
-        log = ObservedEpoch(HashPartitions(self.scratch / f"epoch-{len(self.logs)}", self.memory))
-        self.logs.append(log)
-        own = as_own(self.loader)
+        log = ObservedEpoch(HashPartitions(self.scratch / f"epoch-{len(self.partitions)}", self.memory))
+        self.partitions.append(log.partitions)
+        own, summary = as_own(self.loader), self.summary
         # A column of the user may have the name of the mask if the loader needs none.
         masked = own is not None and (own.tail == "pad" or "valid" not in own.source.fields)
         # Workers that persist would tag batches after the audit, too.
@@ -105,48 +101,39 @@ class AuditReader:
                     log.streams |= {(worker, name): digest for name, digest in batch.streams.items()}
                     batch = batch.batch
                 keys = self._keys(batch, len(log.sizes))
-                if masked and isinstance(batch, Mapping) and "valid" in batch and self.keys != "none":
+                if masked and isinstance(batch, Mapping) and "valid" in batch and summary.keys != "none":
                     keys = keys[batch["valid"].cpu().numpy()]  # other rows are padding
                 log.add(keys, worker)
-            self.cut |= max_steps is not None and next(batches, None) is not None
+            summary.cut |= max_steps is not None and next(batches, None) is not None
         finally:
             if restore is not None:
                 restore()
+        plan = getattr(own, "plan", None)  # a stream has none, and an order of its own
+        in_order = own is not None and (plan is None or plan.describe().get("shuffle") == "none")
+        summary.epochs.append(log.figures(summary.rank, in_order))
+        if own is not None and own.topology.launcher == "mesh":
+            summary.share = own.topology.rank
 
     def _keys(self, batch: Any, step: int) -> KeyArray:
         """Keys of a batch; none if it has no ids and its rows cannot be told apart."""
+        summary = self.summary
         try:
             keys, by_content = keys_of(batch, self.key)
         except AuditError:
             if self.key != USUAL or ids_in(batch, USUAL) is not None:
                 raise
-            self.keys = "none"
-        if self.keys == "none":
+            summary.keys = "none"
+        if summary.keys == "none":
             return np.empty(0, np.int64)
-        self.keys = "content" if by_content else self.keys
-        if len(keys) and self.key_type not in ("", keys.dtype.kind):
+        summary.keys = "content" if by_content else summary.keys
+        if len(keys) and summary.key_type not in ("", keys.dtype.kind):
             raise AuditError(
                 "keys are whole numbers in some batches and not in others",
-                where=f"rank {self.rank}, step {step}",
+                where=f"rank {summary.rank}, step {step}",
                 remedy="key= names a field that all samples have",
             )
-        self.key_type = keys.dtype.kind if len(keys) else self.key_type
+        summary.key_type = keys.dtype.kind if len(keys) else summary.key_type
         return keys
-
-    def summary(self) -> RankSummary:
-        own = as_own(self.loader)
-        plan = getattr(own, "plan", None)  # a stream has none, and an order of its own
-        in_order = own is not None and (plan is None or plan.describe().get("shuffle") == "none")
-        return RankSummary(
-            self.rank,
-            share=own.topology.rank if own is not None and own.topology.launcher == "mesh" else None,
-            keys=self.keys,
-            key_type=self.key_type,
-            epochs=tuple(log.figures(self.rank, in_order) for log in self.logs),
-            cut=self.cut,
-            traits=self.traits,
-            dataset=self.dataset,
-        )
 
 
 def as_own(loader: Any) -> Loader | None:

@@ -110,8 +110,8 @@ class AuditReport(Judged):
         return write(audit_page(self, title=title), path)
 
     def __str__(self) -> str:
-        identified = {"ids": "their ids", "content": "their content", "none": "nothing"}[self.facts.keys]
-        ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}, samples identified by {identified}"
+        ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
+        ranks += f", samples identified by {self.facts.identified_by}"
         return "\n".join([ranks, *map(str, self.epochs), *map(str, self.findings), f"verdict: {self.verdict}"])
 
 

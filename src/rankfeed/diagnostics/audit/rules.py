@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rankfeed.diagnostics.audit.epochs import WHOLE_RANK, EpochReport, LoaderTraits
-from rankfeed.diagnostics.findings import Finding, Severity
-from rankfeed.diagnostics.remedies import finding
+from rankfeed.diagnostics.findings import Finding, Severity, finding
 from rankfeed.errors import listed
 
 #: What samples are identified by; "none": rows cannot be told apart or hashed.
@@ -38,6 +37,10 @@ class AuditFacts:
     expected: int | None = None
     cut: bool = False
     traits: LoaderTraits = field(default_factory=LoaderTraits)
+
+    @property
+    def identified_by(self) -> str:
+        return {"ids": "their ids", "content": "their content", "none": "nothing"}[self.keys]
 
 
 def findings_of(epochs: Sequence[EpochReport], facts: AuditFacts) -> Iterator[Finding]:
@@ -162,17 +165,13 @@ def _same_sequences(epoch: EpochReport, facts: AuditFacts) -> Iterator[Finding]:
 
     ranks = _alike({each.rank: each.order for each in epoch.ranks if each.samples})
     if ranks and is_telling(epoch.ranks[0].samples):
-        yield finding("not-sharded-by-rank", "error", what, f"epoch {epoch.epoch}: ranks {_numbers(ranks)}")
+        yield finding("not-sharded-by-rank", "error", what, f"epoch {epoch.epoch}: ranks {listed(ranks)}")
     for each in epoch.ranks:
         workers = _alike({worker: order for worker, order in each.orders.items() if worker != WHOLE_RANK})
         if workers and is_telling(each.samples // len(workers)):
-            text = f"epoch {epoch.epoch}: workers {_numbers(workers)} of rank {each.rank}"
+            text = f"epoch {epoch.epoch}: workers {listed(workers)} of rank {each.rank}"
             yield finding("duplicated-by-workers", "error", what, text)
             break
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    return listed([str(number) for number in numbers])
 
 
 def _content(epochs: Sequence[EpochReport]) -> Finding:
@@ -190,9 +189,7 @@ def _same_order(epochs: Sequence[EpochReport]) -> Iterator[Finding]:
     shuffled = [each for each in epochs if any(rank.samples > 1 and not rank.in_order for rank in each.ranks)]
     again = _alike({each.epoch: ",".join(rank.order for rank in each.ranks) for each in shuffled})
     if again:
-        yield finding(
-            "same-order-every-epoch", "warning", "epochs have the same order", f"epochs {_numbers(again)}"
-        )
+        yield finding("same-order-every-epoch", "warning", "epochs have the same order", f"epochs {listed(again)}")
 
 
 def _same_randomness(epochs: Sequence[EpochReport]) -> Iterator[Finding]:
@@ -211,9 +208,7 @@ def _same_randomness(epochs: Sequence[EpochReport]) -> Iterator[Finding]:
             yield finding("same-randomness-in-workers", "warning", what, f"{generator}: in each epoch")
 
 
-def _alike(digests: Mapping[Any, str]) -> list[Any]:
+def _alike(digests: Mapping[Any, str]) -> list[str]:
     """The first group of two or more that have one digest."""
-    for digest, times in Counter(digests.values()).items():
-        if times > 1:
-            return [name for name, each in digests.items() if each == digest]
-    return []
+    again = next((digest for digest, times in Counter(digests.values()).items() if times > 1), None)
+    return [str(name) for name, digest in digests.items() if digest == again]

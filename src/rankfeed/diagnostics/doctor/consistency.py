@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-import numpy as np
-
 from rankfeed.diagnostics.doctor.records import Padding, RankLog, RunLog, padding_of
 from rankfeed.diagnostics.doctor.rules import ENOUGH
 from rankfeed.diagnostics.keys import hashes
@@ -82,8 +80,7 @@ def index_fields(logs: Sequence[RunLog]) -> set[str]:
     steps = [step for log in logs for step in log.steps if step.indices]
     names = {*steps[0].fields} if steps else set()
     for step in steps:
-        equal = hashes(step.indices), hashes(np.array(step.indices))
-        names = {name for name in names if step.fields.get(name) in equal}
+        names = {name for name in names if step.fields.get(name) == hashes(step.indices)}
     return names
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from rankfeed.diagnostics.doctor import orders, outcomes, resources
+from rankfeed.diagnostics.doctor import outcomes, resources
 from rankfeed.diagnostics.doctor.consistency import conflicts, sample_fields
 from rankfeed.diagnostics.doctor.kinds import Kind, choose
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
@@ -20,8 +20,7 @@ from rankfeed.diagnostics.doctor.rules import (
     same_sequence,
     window,
 )
-from rankfeed.diagnostics.findings import Finding, Severity, merged
-from rankfeed.diagnostics.remedies import REMEDIES, finding
+from rankfeed.diagnostics.findings import REMEDIES, Finding, Severity, finding, merged
 
 
 def diagnose(
@@ -32,16 +31,7 @@ def diagnose(
     allow: Collection[str] = (),
     universe: int | None = None,
 ) -> tuple[Finding, ...]:
-    """All findings, the most severe first, causes before consequences.
-
-    Args:
-        runs: that are judged; the first is the one that states were taken in.
-        controls: two runs of one rank without workers.
-        cpus: that this process may use.
-        resumed: runs that resumed from those states.
-        allow: "shared" if ranks may read the same samples, "replacement" if samples may be drawn with replacement.
-        universe: number of samples, if ids are 0 to n - 1.
-    """
+    """All findings, the most severe first, causes before consequences; runs resumed from the first one."""
     found = _found(runs, controls, cpus, resumed, allow, universe)
     return merged(sorted(found, key=lambda each: [*REMEDIES].index(each.code)))
 
@@ -64,8 +54,8 @@ def _found(
         yield from resources.handles(run)
         yield from resources.memory(run, without)
         yield from resources.times(run)
-        yield from orders.same_order(run)
-        yield from orders.same_randomness(run)
+        yield from outcomes.same_order(run)
+        yield from outcomes.same_randomness(run)
     yield from resources.workers(runs, cpus)
     good = [each for each in controls if each.ok or each.cut]
     differing = conflicts([*good, *runs])
@@ -81,7 +71,7 @@ def _found(
             yield from _counted(run, kind, kinds, good, allow)
     for after in resumed:
         if kind is not None:
-            yield from orders.resumed(runs[0], after, kind)
+            yield from outcomes.resumed(runs[0], after, kind)
 
 
 def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog], controls: Sequence[RunLog]) -> Kind | None:
@@ -250,7 +240,8 @@ def _tokens(run: RunLog, controls: Sequence[RunLog], allow: Collection[str]) -> 
     logs = [*controls, run]
     if len(controls) < 2 or any(step.indices is not None for log in logs for step in log.steps):
         return
-    if not all(step.tokens for log in logs for step in log.steps if step.rows):
+    known = [step.tokens for log in logs for step in log.steps if step.rows]
+    if not known or not all(known):
         return
     for number, each in enumerate(run.epochs):
         if number >= min(len(log.epochs) for log in controls):

@@ -12,7 +12,7 @@ from rankfeed.diagnostics.doctor.diagnosis import diagnose
 from rankfeed.diagnostics.doctor.processes import run_job
 from rankfeed.diagnostics.doctor.records import Job, RunLog
 from rankfeed.diagnostics.doctor.resources import cpus
-from rankfeed.diagnostics.findings import Finding, Verdict, verdict_of
+from rankfeed.diagnostics.findings import Finding, Judged
 from rankfeed.errors import ArgumentError
 
 START_METHODS = ("fork", "spawn", "forkserver")
@@ -23,7 +23,7 @@ _CONTROL = "control"
 
 
 @dataclass(frozen=True)
-class Examination:
+class Examination(Judged):
     """The doctor's verdict of a loader.
 
     Attributes:
@@ -33,13 +33,8 @@ class Examination:
     """
 
     factory: str
-    findings: tuple[Finding, ...]
-    runs: tuple[RunLog, ...]
-
-    @property
-    def verdict(self) -> Verdict:
-        """Sound in every configuration that was run, diseased, or not proven."""
-        return verdict_of(self.findings)
+    findings: tuple[Finding, ...] = ()
+    runs: tuple[RunLog, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -53,13 +48,7 @@ class Examination:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        return {
-            "factory": self.factory,
-            "verdict": str(self.verdict),
-            "sound": self.verdict.sound,
-            "findings": [finding.as_dict() for finding in self.findings],
-            "runs": [run.as_dict() for run in self.runs],
-        }
+        return {"factory": self.factory, **self.verdict_as_dict(), "runs": [run.as_dict() for run in self.runs]}
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.findings), self.summary])

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ import psutil
 from rankfeed._util.workers import Payload, PeerGoneError, WorkerPool
 from rankfeed._util.workers.channel import poll_descriptors
 from rankfeed._util.workers.pool import Worker
-from rankfeed.diagnostics.doctor.rank import RankHandler
+from rankfeed.diagnostics.doctor.rank import run_rank
 from rankfeed.diagnostics.doctor.records import Job, RankLog, RunFailure, RunLog
 from rankfeed.errors import WorkerError
 
@@ -119,7 +120,7 @@ def _started(log: RunLog, folder: Path, preload: Sequence[str]) -> Iterator[list
     Odd ranks are forked from another server than even ones, so that hashes of text differ as between machines.
     """
     mark, port = os.urandom(16).hex(), _free_port()
-    payload = Payload(RankHandler(log.job))
+    payload = Payload(partial(run_rank, log.job))
     pools = [WorkerPool(payload, (*_PRELOAD, *preload, *also)) for also in ([], ["numpy"])[: log.job.ranks]]
     running: list[RankProcess] = []
     try:
@@ -183,21 +184,15 @@ def _environ(rank: int, ranks: int, port: int) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "ACCELERATE_USE_CPU": "true",
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
-        "NODE_RANK": "0",
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(ranks),
         "ROLE_NAME": "default",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": f"rankfeed-doctor-{port}",
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks)),
+        **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), "0"),
+        **dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
     }
 
 

@@ -8,6 +8,7 @@ import inspect
 import io
 import os
 import pickle
+import pkgutil
 import signal
 import sys
 import time
@@ -35,7 +36,7 @@ from rankfeed.diagnostics.doctor.records import (
     RunFailure,
     Step,
 )
-from rankfeed.diagnostics.keys import USUAL, Key, KeyArray, hashes, ids_in, key_array, required_ids
+from rankfeed.diagnostics.keys import USUAL, Key, hashes, ids_in, key_array, required_ids
 from rankfeed.diagnostics.tagged import Tagged, record
 from rankfeed.errors import AuditError, safe_str
 
@@ -45,24 +46,19 @@ _LONG = 200
 _PAUSE, _RARELY = 0.2, 10
 
 
-class RankHandler:
+def run_rank(job: Job, message: bytearray, channel: Channel) -> None:
     """Runs in a worker process: the first message says which rank it is, the second one that it may end."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def __call__(self, message: bytearray, channel: Channel) -> None:
-        if not message:
-            atexit._run_exitfuncs()  # what loaders clean up in the end
-            os._exit(0)
-        rank, environ, output = pickle.loads(message)  # noqa: S301  (from our own code)
-        os.setsid()
-        for descriptor in (1, 2):
-            os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
-        os.environ.update(environ)
-        np.random.seed()  # as in a process that begins; Python's own generator does so by itself
-        faulthandler.register(signal.SIGUSR1, all_threads=False)
-        read(self._job, rank, lambda record: channel.send(pickle.dumps(record)))
+    if not message:
+        atexit._run_exitfuncs()  # what loaders clean up in the end
+        os._exit(0)
+    rank, environ, output = pickle.loads(message)  # noqa: S301  (from our own code)
+    os.setsid()
+    for descriptor in (1, 2):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+    os.environ.update(environ)
+    np.random.seed()  # as in a process that begins; Python's own generator does so by itself
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    read(job, rank, lambda record: channel.send(pickle.dumps(record)))
 
 
 def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
@@ -74,23 +70,13 @@ def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
         reader.read()
         report(Event("done"))
     except BaseException as error:  # SystemExit of the user's code, too
-        trace = "".join(traceback.format_exception(error))
         ours = reader.phase == IDS and isinstance(error, AuditError)
         text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()
         repeated = ours or "\nOriginal Traceback" in text  # of a DataLoader's worker
-        report(RunFailure("raised", reader.phase, _shortened(text), [] if repeated else _last_lines(trace)))
-
-
-def _shortened(text: str) -> str:
-    """Both ends: the error that a worker raised comes after its traceback."""
-    return (
-        text if len(text) <= 2000 else f"{text[:200]}\n  ...\n{text[-1800:].partition(chr(10))[2] or text[-1800:]}"
-    )
-
-
-def _last_lines(trace: str) -> list[str]:
-    """As many as a finding shows."""
-    return _encodable(trace).splitlines()[-10:]
+        trace = [] if repeated else _encodable("".join(traceback.format_exception(error))).splitlines()
+        if len(text) > 2000:  # the error that a worker raised comes after its traceback
+            text = f"{text[:200]}\n  ...\n{text[-1800:].partition(chr(10))[2] or text[-1800:]}"
+        report(RunFailure("raised", reader.phase, text, trace[-10:]))
 
 
 class LoaderReader:
@@ -237,15 +223,13 @@ class LoaderReader:
 
     def _ids(self, batch: Any) -> list[RowKey] | None:
         """Declared ids; None if the key was not declared and the usual one does not exist."""
-        key = self._key
-        if key is None:
+        if self._key is None:
             with suppress(AuditError, TypeError):
-                values = ids_in(batch, USUAL)
-                return None if values is None else _named(key_array(values), values)
+                return _named(values) if (values := ids_in(batch, USUAL)) is not None else None
             return None
-        if isinstance(key, str) and ":" in key:
-            key = self._key = found(key)
-        return _named(key_array(values := required_ids(batch, key)), values)
+        if isinstance(self._key, str) and ":" in self._key:
+            self._key = found(self._key)
+        return _named(required_ids(batch, self._key))
 
 
 def found(name: str) -> Callable[..., Any]:
@@ -261,9 +245,7 @@ def found(name: str) -> Callable[..., Any]:
             raise FileNotFoundError(file)
         if Path(getattr(importlib.import_module(module), "__file__", None) or "").resolve() != file:
             raise ImportError(f"{module} is the name of another module: give {file.name} another name")
-    function: Any = importlib.import_module(module)
-    for part in attribute.split("."):
-        function = getattr(function, part)
+    function: Any = pkgutil.resolve_name(f"{module}:{attribute}")
     if not callable(function):
         raise TypeError(f"{name} is no function but {type(function).__name__}")
     return function  # type: ignore[no-any-return]
@@ -285,8 +267,9 @@ def _is_in_the_middle(steps: int, length: int | None) -> bool:
     return steps.bit_count() == 1 if length is None else steps == max(1, length // 2)
 
 
-def _named(keys: KeyArray, values: Any) -> list[RowKey]:
-    """Numbers and short text as they are, others by their digests."""
+def _named(values: Any) -> list[RowKey]:
+    """Ids that are numbers or short text as they are, others by their digests."""
+    keys = key_array(values)
     if keys.dtype.kind == "i":
         numbers: list[RowKey] = keys.tolist()
         return numbers

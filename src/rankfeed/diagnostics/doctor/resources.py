@@ -8,8 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from rankfeed.diagnostics.doctor.records import RankLog, RunLog
-from rankfeed.diagnostics.findings import Finding, Severity
-from rankfeed.diagnostics.remedies import finding
+from rankfeed.diagnostics.findings import Finding, Severity, finding
 
 #: Bytes that are not worth a finding: of data, and of buffers that are filled while data are read.
 _DATA, _BUFFERS = 32 << 20, 64 << 20

@@ -22,7 +22,8 @@ def ends(column: Column, *, first: bool = False) -> list[tuple[int, int, int]]:
         line = row[::-1] if first else row
         same = (line == line[-1]).reshape(len(line), -1).all(axis=1)
         run = len(line) if same.all() else int(np.argmin(same[::-1]))
-        found.append((hash_rows(line[-1:])[0], hash_rows(line[None, : len(line) - run])[0], run))
+        body = row[run:] if first else row[: len(row) - run]
+        found.append((hash_rows(line[-1:])[0], hash_rows([body])[0], run))
     return found
 
 

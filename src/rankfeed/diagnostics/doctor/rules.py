@@ -5,14 +5,13 @@ With ``R`` ranks, ``W`` workers each and ``b`` rows a batch, padding up to ``R b
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
 from rankfeed.diagnostics.doctor.records import RowKey
-from rankfeed.diagnostics.findings import Finding, Severity
-from rankfeed.diagnostics.remedies import finding
+from rankfeed.diagnostics.findings import Finding, Severity, finding
 from rankfeed.errors import listed
 
 #: Equal sequences of fewer rows than this may be chance.
@@ -111,13 +110,7 @@ class Counts:
 
 
 def judge(counts: Counts, facts: Facts) -> list[Finding]:
-    """Findings of an epoch (rules 4 to 11); none if it delivers exactly what the control does.
-
-    Examples:
-        >>> both = Counts(Counter(range(64)), [range(64), range(64)])
-        >>> [finding.code for finding in judge(both, Facts("epoch 0", ranks=2, workers=0, batch=4))]
-        ['not-sharded-by-rank']
-    """
+    """Findings of an epoch (rules 4 to 11); none if it delivers exactly what the control does."""
     excess, lack, size = counts.excess.total(), counts.lack.total(), counts.control.total()
     if not excess and not lack:
         return [] if facts.exact else [_indistinct(facts)]
@@ -129,7 +122,7 @@ def judge(counts: Counts, facts: Facts) -> list[Finding]:
     if not facts.exact and pads == rests:
         return [_indistinct(facts)]
     if pads and rests and (not excess or not lack or facts.drops):
-        return [*_padding(counts, facts), *_rest(counts, facts)]
+        return [*_small(counts, facts)]
     if rests or (not pads and counts.over_ranks > 1.02):
         return _repeats(counts, facts)
     return [_missing(counts, facts)]
@@ -150,25 +143,21 @@ def _drawn(counts: Counts, facts: Facts) -> Finding:
     return finding("drawn-with-replacement", severity, "samples are drawn with replacement", text)
 
 
-def _padding(counts: Counts, facts: Facts) -> list[Finding]:
-    if not counts.excess:
-        return []
-    text = f"{facts.where}: {counts.excess.total()} of {counts.total.total()} rows repeat as padding"
-    example = _example(counts, next(iter(counts.excess)))
-    return [finding("padded-with-repeats", "note", "some rows repeat as padding", f"{text}; {example}")]
-
-
-def _rest(counts: Counts, facts: Facts) -> list[Finding]:
-    if not counts.lack:
-        return []
-    severity: Severity = "note"
-    if facts.drops or facts.same_lack is False:
-        what = "the remainder of an epoch is dropped"
-    elif facts.shuffles and facts.same_lack:
-        severity, what = "error", "the same samples are missing in every epoch"
-    else:
-        what = "some samples are not delivered"
-    return [finding("missing-samples", severity, what, *_lacking(counts, facts))]
+def _small(counts: Counts, facts: Facts) -> Iterator[Finding]:
+    """Rules 5 and 6: padding, and the remainder of an epoch."""
+    if counts.excess:
+        text = f"{facts.where}: {counts.excess.total()} of {counts.total.total()} rows repeat as padding"
+        example = _example(counts, next(iter(counts.excess)))
+        yield finding("padded-with-repeats", "note", "some rows repeat as padding", f"{text}; {example}")
+    if counts.lack:
+        severity: Severity = "note"
+        if facts.drops or facts.same_lack is False:
+            what = "the remainder of an epoch is dropped"
+        elif facts.shuffles and facts.same_lack:
+            severity, what = "error", "the same samples are missing in every epoch"
+        else:
+            what = "some samples are not delivered"
+        yield finding("missing-samples", severity, what, *_lacking(counts, facts))
 
 
 def _repeats(counts: Counts, facts: Facts) -> list[Finding]:

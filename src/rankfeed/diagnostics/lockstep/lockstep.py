@@ -80,14 +80,12 @@ class Lockstep(Generic[_T]):
 
     def wait(self) -> None:
         """A pass begins or a step is over, and data are waited for; if no loader shows it."""
-        monitor = self._checked()
-        if monitor is not None:
+        if (monitor := self._checked()) is not None:
             monitor.local.wait()
 
     def step(self) -> None:
         """A step begins; if no loader shows it."""
-        monitor = self._checked()
-        if monitor is not None:
+        if (monitor := self._checked()) is not None:
             monitor.local.step()
 
     def work(self) -> None:

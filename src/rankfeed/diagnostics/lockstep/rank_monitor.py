@@ -17,9 +17,8 @@ from typing import Literal
 
 from rankfeed._util.process_info import pid_namespace_id, process_start_time
 from rankfeed.diagnostics.lockstep.collectives import abort_nccl
-from rankfeed.diagnostics.lockstep.exchange import Exchange
+from rankfeed.diagnostics.lockstep.exchange import Exchange, JobStore, default_store
 from rankfeed.diagnostics.lockstep.find_cause import SETTLE, SILENT, JobHistory
-from rankfeed.diagnostics.lockstep.job_store import JobStore, default_store
 from rankfeed.diagnostics.lockstep.progress import LocalProgress, Observer
 from rankfeed.diagnostics.lockstep.siblings import SiblingProcesses
 from rankfeed.diagnostics.lockstep.status import Cause, RankStatus

@@ -36,9 +36,7 @@ def audit_page(report: Any, title: str = "") -> Page:  # the module of AuditRepo
         "different samples": max(each.unique for each in epochs),
         "delivered again": sum(each.repeated for each in epochs),
         "missing": sum(each.missing or 0 for each in epochs) if known else "not known",
-        "samples identified by": {"ids": "their ids", "content": "their content"}.get(
-            report.facts.keys, "nothing"
-        ),
+        "samples identified by": report.facts.identified_by,
     }
     sections = [
         Section("What was delivered", [_by_epoch(epochs), *_repeats(worst)]),

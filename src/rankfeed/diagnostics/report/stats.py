@@ -111,12 +111,7 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
 
 
 def _continued(snapshots: Sequence[StatsSnapshot]) -> Floats:
-    """A row for each snapshot that is drawn; a loader that was made to resume counts from 0.
-
-    Examples:
-        >>> _continued([StatsSnapshot(5, 50, 1.0, 0.0), StatsSnapshot(2, 20, 0.5, 0.0)])[:, 1].tolist()
-        [50.0, 70.0]
-    """
+    """A row for each snapshot that is drawn; a loader that was made to resume counts from 0."""
     table = np.array([msgspec.structs.astuple(each) for each in snapshots], float)
     counts = table[:, :-1]  # the memory is no count
     restarted = (np.diff(counts[:, [0, 2]], axis=0) < 0).any(axis=1, keepdims=True)  # steps or seconds

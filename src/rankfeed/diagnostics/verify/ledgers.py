@@ -39,14 +39,10 @@ class LedgerPass:
     def positions(self, launch: int) -> PositionRange:
         """As a part of a timeline."""
         content: Any = self.content
-        shape = PlanShape(
-            *(
-                check_int(name, content.plan.get(name), at_least=1, at_most=1 << 62)
-                for name in ("samples", "lanes")
-            )
-        )
+        plan = content.plan
+        sizes = (check_int(name, plan.get(name), at_least=1, at_most=1 << 62) for name in ("samples", "lanes"))
         bounds = content.epoch, content.start, content.batch_size, content.world_size, content.tail
-        return PositionRange(shape, launch, *bounds, {content.rank: self.steps})
+        return PositionRange(PlanShape(*sizes), launch, *bounds, {content.rank: self.steps})
 
 
 @dataclass

@@ -112,12 +112,11 @@ def verify_plan(
         >>> verdict.sound, verdict.steps
         (True, (5, 5))
     """
-    schedules = []
-    for rank in range(ranks):
-        topology = Topology(rank=rank, world_size=ranks, local_rank=rank, local_world_size=ranks)
-        schedules.append(
-            Schedule(plan, batch_size=batch_size, topology=topology, epoch=epoch, start=start, tail=tail)
-        )
+    topologies = (Topology(rank=rank, world_size=ranks) for rank in range(ranks))
+    schedules = [
+        Schedule(plan, batch_size=batch_size, topology=each, epoch=epoch, start=start, tail=tail)
+        for each in topologies
+    ]
     first, lengths = schedules[0], [len(schedule) for schedule in schedules]
     counted = count and plan.num_samples <= COUNTED
     steps: Sequence[int] = range(max(lengths))

@@ -92,7 +92,7 @@ class PositionRange:
 def _schedule(
     shape: PlanShape, epoch: int, start: int, batch_size: int, world_size: int, tail: Tail, rank: int
 ) -> Schedule:
-    topology = Topology(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
+    topology = Topology(rank=rank, world_size=world_size)
     return Schedule(shape, batch_size=batch_size, topology=topology, epoch=epoch, start=start, tail=tail)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ class LoaderRun:
         return "\n".join([*lines, *map(str, self.epochs)])
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunVerdict(Judged):
     """What a job delivered, up to where it is or ended.
 
@@ -139,18 +139,10 @@ class RunVerdict(Judged):
     loaders: list[LoaderRun] = field(default_factory=list)
     findings: tuple[Finding, ...] = ()
 
-    def add(self, *found: Finding) -> None:
-        """Add findings."""
-        self.findings = merged([*self.findings, *found])
-
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            **self.verdict_as_dict(),
-            "folder": self.folder,
-            "ledgers": self.ledgers,
-            "loaders": [loader.as_dict() for loader in self.loaders],
-        }
+        loaders = [loader.as_dict() for loader in self.loaders]
+        return {**self.verdict_as_dict(), "folder": self.folder, "ledgers": self.ledgers, "loaders": loaders}
 
     def __str__(self) -> str:
         ledgers = f"{self.folder}: {self.ledgers} ledger{'s' * (self.ledgers != 1)}"
@@ -188,23 +180,22 @@ def verify_run(
     """
     folder, limit = check_path("folder", folder), check_int("limit", limit, at_least=0)
     ledgers, others = read_folder(folder, check_callable("progress", progress))
-    verdict = RunVerdict(folder, len(ledgers))
-    verdict.add(*(finding for each in ledgers for finding in each.findings))
+    found = [finding for each in ledgers for finding in each.findings]
+    damaged = any(each.code in ("damaged-ledger", "killed-while-writing") for each in found)
     if others:
-        verdict.add(Finding("other-files", "note", "some files are no ledgers", (listed(others, 8),)))
+        found.append(Finding("other-files", "note", "some files are no ledgers", (listed(others, 8),)))
     streams: dict[str, list[LedgerPass]] = {}
-    for each in ledgers:
-        for one in each.passes:
-            streams.setdefault(one.stream, []).append(one)
-    damaged = any(each.code in ("damaged-ledger", "killed-while-writing") for each in verdict.findings)
+    for one in chain.from_iterable(each.passes for each in ledgers):
+        streams.setdefault(one.stream, []).append(one)
+    loaders = []
     for passes in streams.values():
-        loader, findings = _loader(passes, limit, damaged)
-        verdict.loaders.append(loader)
-        verdict.add(*findings)
+        loader, more = _loader(passes, limit, damaged)
+        loaders.append(loader)
+        found += more
     if not streams:
         what = "no ledger contains a delivery: no process came to its first step"
-        verdict.add(Finding("nothing-recorded", "unproven", what))
-    return verdict
+        found.append(Finding("nothing-recorded", "unproven", what))
+    return RunVerdict(folder, len(ledgers), loaders, merged(found))
 
 
 def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[LoaderRun, list[Finding]]:

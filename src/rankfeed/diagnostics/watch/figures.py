@@ -2,10 +2,12 @@
 
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rankfeed.errors import TopologyError
+from rankfeed.sources.extras import need
 
 Figures = Mapping[str, int | float]
 
@@ -24,6 +26,48 @@ class Outlet:
 
     def close(self) -> None:
         """Nothing to do for most."""
+
+
+class FunctionOutlet(Outlet):
+    """Calls a function with a dict of numbers, named ``rankfeed/<loader>/<figure>``."""
+
+    def __init__(self, name: str, function: Callable[[dict[str, int | float]], object]) -> None:
+        self._prefix = _prefix(name)
+        self._function = function
+
+    def show(self, figures: Figures, rank: int | None) -> None:
+        self._function({self._prefix + name: value for name, value in figures.items()})
+
+
+class Curves(Outlet):
+    """Writes figures to a ``SummaryWriter`` at the step of training: the user's own, or one of its own."""
+
+    def __init__(
+        self, name: str, *, writer: Any = None, log_dir: str | Path | None = None, by_rank: bool = False
+    ) -> None:
+        self._prefix = _prefix(name)
+        self._writer, self._ours = writer, writer is None
+        self._log_dir, self._by_rank = log_dir, by_rank
+        if self._ours:
+            need("tensorboard", extra="tensorboard")
+            self._kind = need("torch.utils.tensorboard", extra="tensorboard").SummaryWriter
+
+    def show(self, figures: Figures, rank: int | None) -> None:
+        if self._writer is None:
+            folder = Path(self._log_dir or "runs") / f"rank-{rank}" if self._by_rank else self._log_dir
+            self._writer = self._kind(folder, flush_secs=int(self.every))
+        steps = figures["epoch_steps"]  # 0 for a stream
+        step = int(figures["epoch"] * steps + figures["epoch_step"] if steps else figures["steps"])
+        for name, value in figures.items():
+            self._writer.add_scalar(self._prefix + name, value, step)
+
+    def close(self) -> None:
+        if self._ours and self._writer is not None:
+            self._writer.close()
+
+
+def _prefix(name: str) -> str:
+    return f"rankfeed/{name}/" if name else "rankfeed/"
 
 
 class WatchedLoader:
@@ -48,16 +92,7 @@ class WatchedLoader:
 
 
 class RecentRates:
-    """Figures with the rates of the last seconds (or of the last steps if steps are slow), not since the start.
-
-    Examples:
-        >>> recent = RecentRates()
-        >>> figures = {"steps": 4, "samples": 40, "waited_seconds": 1.0}
-        >>> first = recent.of(figures | {"samples_per_second": 8.0, "waited_share": 0.2}, now=5.0)
-        >>> second = recent.of(figures | {"steps": 9, "samples": 90, "waited_seconds": 1.5}, now=7.0)
-        >>> [(each["samples_per_second"], each["waited_share"]) for each in (first, second)]
-        [(8.0, 0.2), (25.0, 0.25)]
-    """
+    """Figures with the rates of the last seconds (or of the last steps if steps are slow), not since the start."""
 
     def __init__(self) -> None:
         self._readings: deque[tuple[float, Figures]] = deque(maxlen=_MOST_READINGS)

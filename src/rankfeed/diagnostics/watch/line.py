@@ -56,18 +56,7 @@ def line_for(name: str) -> Outlet:
 
 
 def line_of(figures: Figures, *, name: str = "", rank: int | None = None) -> str:
-    """The line for the figures of ``stats()``.
-
-    Examples:
-        >>> figures = dict(epoch=3, epoch_step=1204, epoch_steps=15625, waiting_seconds=0.1, private_bytes=1.25e9)
-        >>> figures |= dict(cache_lookups=100, cache_hit_share=0.984, samples_per_second=8230.4)
-        >>> figures |= dict(waited_share=0.021)
-        >>> line_of(figures, rank=0)
-        'rank 0, epoch 3, step 1,204 of 15,625, 8,230 samples/s, waited 2%, cache hits 98%, 1.2 GB'
-        >>> stalled = {"waiting_seconds": 34.2, "cache_lookups": 0, "samples_per_second": 0.0}
-        >>> line_of(figures | stalled, name="train")
-        'train, epoch 3, step 1,204 of 15,625, 0 samples/s, waited 2%, 1.2 GB, waiting for data for 34 s'
-    """
+    """The line for the figures of ``stats()``."""
     from rich.filesize import decimal
 
     speed, waiting = figures["samples_per_second"], figures["waiting_seconds"]

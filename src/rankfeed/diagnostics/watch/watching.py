@@ -22,8 +22,7 @@ from rankfeed._util.validate import (
     check_str,
     invalid,
 )
-from rankfeed.diagnostics.watch.curves import Curves, FunctionOutlet
-from rankfeed.diagnostics.watch.figures import Outlet, RecentRates, WatchedLoader
+from rankfeed.diagnostics.watch.figures import Curves, FunctionOutlet, Outlet, RecentRates, WatchedLoader
 from rankfeed.diagnostics.watch.line import line_for
 from rankfeed.diagnostics.watch.prometheus import serve
 from rankfeed.errors import ArgumentError, TopologyError, safe_str
@@ -94,7 +93,7 @@ def watch(
         outlet = Curves(name, writer=to)
     else:
         outlet = FunctionOutlet(name, to)
-    return Watch(WatchThread(WatchedLoader(loader, name), outlet, every or outlet.every, bool(all_ranks)).close)
+    return Watch(_follow(WatchedLoader(loader, name), outlet, every or outlet.every, bool(all_ranks)))
 
 
 class Watch:
@@ -123,41 +122,39 @@ class Watch:
         self.close()
 
 
-class WatchThread:
-    """A daemon thread that reads a loader; only this thread calls the outlet."""
+def _follow(watched: WatchedLoader, outlet: Outlet, every: float, all_ranks: bool) -> Callable[[], None]:
+    """Show a loader by a daemon thread, which alone calls the outlet; returns what ends it."""
+    closed = threading.Event()
 
-    def __init__(self, watched: WatchedLoader, outlet: Outlet, every: float, all_ranks: bool) -> None:
-        self._watched, self._outlet, self._every, self._all_ranks = watched, outlet, every, all_ranks
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rankfeed-watch", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closed.set()
-        self._thread.join(_CLOSE_TIMEOUT)  # a disk or terminal that hangs does not delay the end of the job
-
-    def _run(self) -> None:
-        failed: Exception | None = None
-        try:
-            self._show()
-        except Exception as error:
-            failed = error
-        with suppress(Exception):
-            self._outlet.close()
-        if failed is not None:
-            text = f"the loader is no longer watched: {type(failed).__name__}: {safe_str(failed)}"
-            warnings.warn(text, RuntimeWarning, stacklevel=1)
-
-    def _show(self) -> None:
-        recent, closed = RecentRates(), False
-        while not closed:
-            closed = self._closed.wait(self._every)
-            if (figures := self._watched.stats()) is None:
+    def show() -> None:
+        recent, last = RecentRates(), False
+        while not last:
+            last = closed.wait(every)
+            if (figures := watched.stats()) is None:
                 return
             if figures["seconds"]:  # it was iterated, so its rank is known
-                rank = self._watched.rank()
-                if self._all_ranks or not rank:
-                    self._outlet.show(recent.of(figures, time.monotonic()), rank)
+                rank = watched.rank()
+                if all_ranks or not rank:
+                    outlet.show(recent.of(figures, time.monotonic()), rank)
+
+    def run() -> None:
+        text = ""
+        try:
+            show()
+        except Exception as error:
+            text = f"the loader is no longer watched: {type(error).__name__}: {safe_str(error)}"
+        with suppress(Exception):
+            outlet.close()
+        if text:
+            warnings.warn(text, RuntimeWarning, stacklevel=1)
+
+    def close() -> None:
+        closed.set()
+        thread.join(_CLOSE_TIMEOUT)  # a disk or terminal that hangs does not delay the end of the job
+
+    thread = threading.Thread(target=run, name="rankfeed-watch", daemon=True)
+    thread.start()
+    return close
 
 
 def _check_options(to: Any, *, every: Any, all_ranks: Any, log_dir: Any, port: Any, host: Any) -> None:
