@@ -123,6 +123,14 @@ class AcceleratedLoader:
         source: Source = self.loader.source
         return source
 
+    @property
+    def sampler(self) -> Any:
+        """Not available: only code that rebuilds the loader as a DataLoader reads it."""
+        raise ArgumentError(
+            "this loader has no sampler, and cannot be rebuilt as a DataLoader",
+            remedy="use accelerator.skip_first_batches(loader, n), not accelerate.skip_first_batches",
+        )
+
     def __len__(self) -> int:
         return len(self.loader)
 

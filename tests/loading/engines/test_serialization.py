@@ -242,7 +242,7 @@ def test_a_lambda_arrives() -> None:
 
 def test_a_peer_that_closes_its_end_in_the_middle_of_a_message_is_an_error() -> None:
     with channels() as (ours, theirs):
-        theirs.write((1000).to_bytes(8, "little") + b"x" * 999)
+        theirs.socket.sendall((1000).to_bytes(8, "little") + b"x" * 999)
         theirs.socket.close()
         with pytest.raises(PeerGoneError):
             ours.receive()
