@@ -2,7 +2,7 @@
  *
  * No Python.h: the library is called through ctypes, which releases the GIL for the whole call, so one build serves
  * every Python. Rows are checked to be within their memory. The one fault that this cannot exclude is a SIGBUS, because
- * another process may truncate a file while it is mapped here: the copy then stops and returns the number of the row.
+ * another process may truncate a file while it is mapped here: the copy then stops and returns the number of a row.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -109,6 +109,10 @@ EXPORT int64_t rankfeed_copy_rows(memory_t *memory, const int32_t *part, const i
                                   const int64_t *lengths, const int64_t *offsets, int64_t n, int64_t width, char *out,
                                   int64_t stride, const char *fill, int64_t fill_bytes) {
     volatile int64_t row = 0;
+    /* Rows that follow each other in memory and in the batch are copied at once. */
+    const char *run = 0;
+    char *run_target = out;
+    int64_t run_size = 0, run_row = 0;
     const int64_t ahead = !lengths && width <= 2 * LINE ? AHEAD_SMALL : AHEAD;
     install_handler();
     if (sigsetjmp(truncated, 0))
@@ -125,19 +129,29 @@ EXPORT int64_t rankfeed_copy_rows(memory_t *memory, const int32_t *part, const i
                                size > stride - target
                          : size > stride)
             fault = TOO_LONG;
-        row = i;
         if (fault) {
             copying = 0;
             return i * FAULTS + fault;
         }
-        int64_t next = i + ahead;
-        if (next < n)
-            prefetch((uint64_t)memory[part ? part[next] : 0].address + (uint64_t)first[next] * (uint64_t)step,
-                     (uint64_t)(lengths ? lengths[next] : 1) * (uint64_t)width);
-        memcpy(out + target, (const char *)from->address + start, size);
+        const char *source = (const char *)from->address + start;
+        if (source == run + run_size && out + target == run_target + run_size) {
+            run_size += size;
+        } else {
+            int64_t next = i + ahead;
+            if (next < n)
+                prefetch((uint64_t)memory[part ? part[next] : 0].address + (uint64_t)first[next] * (uint64_t)step,
+                         (uint64_t)(lengths ? lengths[next] : 1) * (uint64_t)width);
+            row = run_row;
+            if (run_size)
+                memcpy(run_target, run, run_size);
+            run = source, run_target = out + target, run_size = size, run_row = i;
+        }
         if (!offsets && size < stride)
             fill_rest(out + target + size, stride - size, fill, fill_bytes);
     }
+    row = run_row;
+    if (run_size)
+        memcpy(run_target, run, run_size);
     copying = 0;
     return find_truncated(part, n, memory); /* the rest of a page behind the end of a file reads as zeros */
 }
