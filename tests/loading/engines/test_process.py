@@ -408,7 +408,6 @@ THREADS = """
 import faulthandler, sys, threading
 from tests.loading.feeds import *
 
-faulthandler.dump_traceback_later(200, exit=True)
 expected = list(feed(transform=keyed_all))
 
 def read(results):
@@ -416,6 +415,7 @@ def read(results):
         results.append(same(list(feed(transform=keyed_all, num_workers=2, worker_kind="process")), expected))
 
 for round in range(int(sys.argv[1])):
+    faulthandler.dump_traceback_later(200, exit=True)
     results = []
     threads = [threading.Thread(target=read, args=(results,)) for _ in range(3)]
     for thread in threads:
