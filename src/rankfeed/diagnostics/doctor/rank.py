@@ -98,6 +98,7 @@ class LoaderReader:
 
         torch.seed()  # as in a process that begins
         dist.init_process_group("gloo")
+        dist.barrier()  # all are connected before a factory may end one of them
         _tolerate_a_second_group()
         torch.multiprocessing.set_start_method(self.job.start_method, force=True)
 
