@@ -95,14 +95,16 @@ class InMemoryReader(GraphReader):
         transform = self.dataset.transform
         if self._layout is not None and transform is None:
             return Graphs(self._layout, numbers)
-        # Not dataset.get(), which keeps every graph that it cuts out.
-        graphs = _call_each(self._cut_out, numbers, numbers.tolist())
-        return graphs if transform is None else _call_each(transform, numbers, graphs)
+        cut_out = self._cut_out if self._layout is None else self._layout.graph
+        graphs = []
+        for number in numbers.tolist():
+            graph = _call(cut_out, number, number)
+            graphs.append(graph if transform is None else _call(transform, graph, number))
+        return graphs
 
     def _cut_out(self, number: int) -> Any:
+        # Not dataset.get(), which keeps every graph that it cuts out.
         stored = self.dataset
-        if self._layout is not None:
-            return self._layout.graph(number)
         cached = stored._data_list
         if stored.len() == 1 or (cached is not None and cached[number] is not None):
             return stored.get(number)
@@ -217,8 +219,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _call_each(function: Any, numbers: Int64, arguments: Sequence[Any]) -> list[Any]:
-    pairs = zip(numbers.tolist(), arguments, strict=True)
-    return [_call(function, argument, f"graph {number}") for number, argument in pairs]
+    return [_call(function, *pair) for pair in zip(arguments, numbers.tolist(), strict=True)]
 
 
 def _call_batch(function: Any, numbers: Int64, where: str) -> list[Any]:
@@ -236,13 +237,13 @@ def _call_batch(function: Any, numbers: Int64, where: str) -> list[Any]:
     return graphs
 
 
-def _call(function: Any, argument: Any, where: str) -> Any:
-    """Call a function of the dataset; its errors name the graph."""
+def _call(function: Any, argument: Any, where: str | int) -> Any:
+    """Call a function of the dataset; its errors name the graph, by its number."""
     try:
         return function(argument)
     except (Exception, SystemExit) as error:
         message = error.summary if isinstance(error, RankfeedError) else str(error)
-        found = f"{type(error).__name__}: {message}"
+        found, where = f"{type(error).__name__}: {message}", where if isinstance(where, str) else f"graph {where}"
         raise SourceError("the dataset raised", found=found, where=where) from error
 
 
