@@ -17,10 +17,10 @@ from rankfeed.diagnostics.multiset import (
     PARTITIONS,
     HashPartitions,
     KeyCounts,
+    Keys,
+    StepLog,
     count,
-    joined,
     partition_ranges,
-    records_of,
 )
 from rankfeed.errors import AuditError
 
@@ -30,8 +30,12 @@ KEYS = st.one_of(
 )
 
 
-def counted(records: np.ndarray, ranks: np.ndarray, expected: KeyArray) -> KeyCounts:
-    return count(records, ranks, np.unique(expected), last_steps=np.array([9, 9, 9]))
+def counted(delivered: Keys, expected: KeyArray) -> KeyCounts:
+    return count([delivered], [StepLog.of([40], [-1])], np.unique(expected))
+
+
+def every(keys: KeyArray) -> Keys:
+    return Keys(keys, np.arange(len(keys)))
 
 
 @given(KEYS, st.data(), st.integers(1, 9))
@@ -41,23 +45,25 @@ def test_keys_are_counted_as_a_counter_counts_them(came: list[Any], data: st.Dat
     delivered, expected = key_array(came), key_array([*due, *came[:0]])
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(multiset, "_BUFFER", buffer)  # most records are written to the file
-        parts = [HashPartitions(Path(folder, name)) for name in ("came", "due")]
+        parts = [HashPartitions(Path(folder, name), numbered=name == "came") for name in ("came", "due")]
         for each, keys in zip(parts, (delivered, expected), strict=True):
             for some in keys[:7], keys[7:]:
-                each.add(records_of(some))
+                each.add(some)
             assert len(each) == len(keys)
         found = KeyCounts()
         for low in range(0, PARTITIONS, 64):
-            records, wanted = (each.read(low, low + 64) for each in parts)
-            found += counted(joined([records]), np.zeros(len(records), int), joined([wanted])["key"])
-        assert sorted(parts[0].read(0, PARTITIONS)["key"].tolist()) == sorted(delivered.tolist())
+            some, wanted = (each.read(low, low + 64) for each in parts)
+            found += counted(some, wanted.keys)
+        read = parts[0].read(0, PARTITIONS)
+        assert sorted(read.numbers.tolist()) == [*range(len(delivered))]
+        assert read.keys.tolist() == delivered[read.numbers].tolist()
     names = dict(zip(delivered.tolist(), came, strict=True))
     assert (found.deliveries, found.unique, found.missing) == (len(came), len({*came}), 0)
     assert found.unknown == len({*came} - {*due})
     assert {names[key] for key in found.unknown_keys} <= {*came} - {*due}
-    whole = counted(records_of(delivered), np.zeros(len(came), int), expected)
+    whole = counted(every(delivered), expected)
     assert (whole.digest, whole.repeated) == (found.digest % 2**64, found.repeated)
-    back = counted(records_of(expected), np.zeros(len(due), int), delivered)
+    back = counted(every(expected), delivered)
     assert (back.missing, back.missing_digest == 0) == (found.unknown, not found.unknown)
     assert len(back.missing_keys) == min(EXAMPLES, back.missing)
 
@@ -66,24 +72,24 @@ def test_keys_are_counted_as_a_counter_counts_them(came: list[Any], data: st.Dat
 @settings(deadline=None, max_examples=50)
 def test_all_deliveries_of_repeated_keys_are_found(came: list[Any]) -> None:
     keys, numbers = key_array(came), range(len(came))
-    records = joined(records_of(keys[row : row + 1], row // 4, row % 2 or None) for row in numbers)
-    ranks = np.array([row % 3 for row in numbers], np.int64)
-    found = counted(records, ranks, keys)
+    # Three ranks deliver in turn, each in seven steps of two rows, every other one by worker 1.
+    delivered = [every(keys[rank::3]) for rank in range(3)]
+    found = count(delivered, [StepLog.of([2] * 7, [-1, 1] * 3 + [-1])] * 3, np.unique(keys))
     again = {key: times for key, times in Counter(keys.tolist()).items() if times > 1}
     assert {key: times for key, times, _ in found.repeated_keys} == dict(sorted(again.items())[:EXAMPLES])
     places: dict[Any, list[Any]] = {}
-    for row in sorted(numbers, key=lambda row: (row // 4, row % 3)):
-        places.setdefault(keys[row], []).append((row % 3, row // 4))
+    for number in numbers:
+        step, row = divmod(number // 3, 2)
+        places.setdefault(keys[number], []).append((number % 3, step % 2 or -1, step, row))
     for key, _, first in found.repeated_keys:
-        assert [(rank, step) for rank, _, step, _ in first] == places[key][:4]
-        assert {worker for _, worker, _, _ in first} <= {-1, 1}
-    assert found.repeated == Counter(each for some in places.values() for each in some[1:])
+        assert first == places[key][:4]
+    assert found.repeated == Counter((rank, step) for some in places.values() for rank, _, step, _ in some[1:])
     assert found.repeated_at_end == Counter(
-        rank for some in places.values() for rank, step in some[1:] if step == 9
+        rank for some in places.values() for rank, _, step, _ in some[1:] if step == 6
     )
     per_rank = len({(key, row % 3) for row, key in enumerate(came)})
     assert found.between_ranks == per_rank - len({*came})
-    per_worker = len({(key, row % 3, row % 2) for row, key in enumerate(came)})
+    per_worker = len({(key, row % 3, row // 6 % 2) for row, key in enumerate(came)})
     assert found.between_workers == per_worker - per_rank
 
 

@@ -13,38 +13,46 @@ import numpy.typing as npt
 
 from rankfeed.diagnostics.keys import KeyArray
 from rankfeed.plan.plan import Int64
+from rankfeed.sources.source import starts_of
 
 #: Keys of each kind that are kept as examples, and places of each.
 EXAMPLES, _PLACES = 8, 4
 #: A file has this many partitions.
 PARTITIONS = 512
-#: Memory that counting takes, as a multiple of the records themselves.
+#: Memory that counting takes, as a multiple of keys and numbers themselves.
 OVERHEAD = 6
-#: Records that are kept in memory before they are written.
-_BUFFER = 1 << 20
+#: Keys kept in memory before they are written, few enough to be sorted in the cache; the type of their numbers.
+_BUFFER, _NUMBER = 1 << 17, np.dtype(np.uint32)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
-#: Deliveries: key, step, row and worker (-1: unknown); of expected keys nothing but the key.
-Records = npt.NDArray[np.void]
+
+@dataclass(frozen=True)
+class StepLog:
+    """Where the deliveries of a rank are: of each step the first one, and the worker (-1: unknown)."""
+
+    starts: Int64  # int64 [steps + 1]
+    workers: npt.NDArray[np.int16]
+
+    @classmethod
+    def of(cls, sizes: npt.ArrayLike, workers: npt.ArrayLike) -> StepLog:
+        """Of steps with so many deliveries."""
+        return cls(starts_of(np.asarray(sizes, np.int64)), np.asarray(workers, np.int16))
+
+    def places(self, numbers: Int64) -> tuple[Int64, Int64, Int64]:
+        """Step, row and worker of some deliveries."""
+        steps = np.searchsorted(self.starts, numbers, side="right") - 1
+        return steps, numbers - self.starts[steps], self.workers[steps].astype(np.int64)
 
 
-def records_of(keys: KeyArray, step: int = 0, worker: int | None = None) -> Records:
-    """The deliveries of a batch."""
-    records = np.empty(len(keys), [("key", keys.dtype), ("step", "u4"), ("row", "u4"), ("worker", "i2")])
-    records["key"], records["step"], records["row"] = keys, step, np.arange(len(keys))
-    records["worker"] = -1 if worker is None else worker
-    return records
+@dataclass(frozen=True)
+class Keys:
+    """Keys of some deliveries of a rank, and their numbers (empty for expected keys), counted from its first."""
 
+    keys: KeyArray
+    numbers: Int64
 
-def joined(parts: Iterable[Records]) -> Records:
-    """All records, of which no two parts have keys of different types unless they are empty."""
-    filled = [part for part in parts if len(part)] or [records_of(np.empty(0, np.int64))]
-    return np.concatenate([_whole(part) for part in filled]).view(filled[0].dtype)
-
-
-def _whole(records: Records) -> npt.NDArray[np.void]:
-    """The same records without fields, which NumPy copies each by itself, in several times the time."""
-    return records.view(f"V{records.itemsize}")
+    def __len__(self) -> int:
+        return len(self.keys)
 
 
 @dataclass
@@ -74,59 +82,88 @@ class KeyCounts:
 
 def distinct(keys: KeyArray) -> KeyArray:
     """Each key once, sorted."""
-    return np.unique(keys, return_counts=True)[0]  # sorts, which is faster than hashing
+    return _distinct_and_repeated(keys)[0]
+
+
+def _distinct_and_repeated(keys: KeyArray) -> tuple[KeyArray, KeyArray]:
+    """Each key once, and each of those that occur more than once, both sorted."""
+    ordered = np.sort(keys)  # faster than hashing, as `np.unique` does
+    again = ordered[1:] == ordered[:-1]
+    if not again.any():
+        return ordered, ordered[:0]
+    return np.delete(ordered, np.flatnonzero(again)), distinct(ordered[1:][again])
+
+
+def joined(parts: Iterable[KeyArray]) -> KeyArray:
+    """All keys, of which no two parts have different types unless they are empty."""
+    return np.concatenate([part for part in parts if len(part)] or [np.empty(0, np.int64)])
 
 
 def count(
-    records: Records, ranks: Int64, expected: KeyArray, *, last_steps: Int64, interval: int = 1
+    delivered: Sequence[Keys], logs: Sequence[StepLog], expected: KeyArray, *, interval: int = 1
 ) -> KeyCounts:
-    """Count deliveries; expected keys are `distinct`, ranks are of each delivery, last steps of each rank."""
-    keys, times = np.unique(records["key"], return_counts=True)
+    """Count the deliveries of all ranks; expected keys are `distinct`."""
+    came = joined(each.keys for each in delivered)
+    keys, repeated = _distinct_and_repeated(came)
     places = _find(keys, expected)
     is_missing, is_known = np.ones(len(expected), bool), places >= 0
     is_missing[places[is_known]] = False
     missing, unknown = expected[is_missing], keys[~is_known]
-    counts = KeyCounts(len(records), len(keys), len(missing), len(unknown), _digest(keys), _digest(missing))
+    counts = KeyCounts(len(came), len(keys), len(missing), len(unknown), _digest(keys), _digest(missing))
     counts.missing_keys, counts.unknown_keys = missing[:EXAMPLES].tolist(), unknown[:EXAMPLES].tolist()
-    if len(keys) == len(records):
-        return counts
-    keys = keys[times > 1]
-    numbers = _find(records["key"], keys)
-    chosen = np.flatnonzero(numbers >= 0)
-    order = chosen[np.lexsort((ranks[chosen], records["row"][chosen], records["step"][chosen], numbers[chosen]))]
-    numbers, ranks = numbers[order], ranks[order]
-    steps, rows, workers = (records[name][order].astype(np.int64) for name in ("step", "row", "worker"))
-    by_rank = numbers * len(last_steps) + ranks
+    if len(repeated):
+        _locate(counts, repeated, delivered, logs, interval)
+    return counts
+
+
+def _locate(
+    counts: KeyCounts, repeated: KeyArray, delivered: Sequence[Keys], logs: Sequence[StepLog], interval: int
+) -> None:
+    """Count where repeated keys were delivered."""
+    found = []
+    for rank, (each, log) in enumerate(zip(delivered, logs, strict=True)):
+        keys = _find(each.keys, repeated)
+        chosen = np.flatnonzero(keys >= 0)
+        steps, rows, workers = log.places(each.numbers[chosen])
+        found.append(np.stack([np.full(len(chosen), rank), rows, steps, keys[chosen], workers]))
+    places = np.concatenate(found, axis=1)
+    ranks, rows, steps, keys, workers = places[:, np.lexsort(places[:4])]
+    by_rank = keys * len(logs) + ranks
     by_worker = by_rank * (workers.max() + 2) + workers + 1
-    counts.between_ranks = len(np.unique(by_rank)) - len(keys)
-    counts.between_workers = len(np.unique(by_worker)) - len(np.unique(by_rank))
-    starts = np.searchsorted(numbers, np.arange(len(keys) + 1))
-    again = np.ones(len(numbers), bool)
+    counts.between_ranks = len(distinct(by_rank)) - len(repeated)
+    counts.between_workers = len(distinct(by_worker)) - len(distinct(by_rank))
+    starts = np.searchsorted(keys, np.arange(len(repeated) + 1))
+    again = np.ones(len(keys), bool)
     again[starts[:-1]] = False
-    places, times = np.unique(ranks[again] << 32 | steps[again] // interval, return_counts=True)
+    parts, times = np.unique(ranks[again] << 32 | steps[again] // interval, return_counts=True)
     counts.repeated.update(
-        {divmod(place, 1 << 32): number for place, number in zip(places.tolist(), times.tolist(), strict=True)}
+        {divmod(part, 1 << 32): number for part, number in zip(parts.tolist(), times.tolist(), strict=True)}
     )
+    last_steps = np.array([len(log.workers) - 1 for log in logs])
     at_end, times = np.unique(ranks[again & (steps == last_steps[ranks])], return_counts=True)
     counts.repeated_at_end.update(dict(zip(at_end.tolist(), times.tolist(), strict=True)))
-    for key, start, end in zip(keys[:EXAMPLES].tolist(), starts.tolist(), starts[1:].tolist(), strict=False):
+    for key, start, end in zip(repeated[:EXAMPLES].tolist(), starts.tolist(), starts[1:].tolist(), strict=False):
         first = slice(start, min(end, start + _PLACES))
         at = [each[first].tolist() for each in (ranks, workers, steps, rows)]
         counts.repeated_keys.append((key, end - start, [*zip(*at, strict=True)]))
-    return counts
 
 
 def _find(keys: KeyArray, among: KeyArray) -> Int64:
     """Where each key is among others, which are sorted; -1: nowhere."""
     if not len(among):
         return np.full(len(keys), -1)
+    if np.array_equal(keys, among):
+        return np.arange(len(keys))
     places = np.searchsorted(among, keys).clip(max=len(among) - 1)
     return np.where(among[places] == keys, places, -1)
 
 
 def _digest(keys: KeyArray) -> int:
-    mixed = (_first_words(keys) + _MIX) * _MIX  # no small number is 0
-    return int(np.sum((mixed ^ (mixed >> np.uint64(29))) * _MIX, dtype=np.uint64))
+    mixed = _first_words(keys) + _MIX  # no small number is 0
+    mixed *= _MIX
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= _MIX
+    return int(np.sum(mixed, dtype=np.uint64))
 
 
 def _partition(keys: KeyArray) -> npt.NDArray[np.uint16]:
@@ -138,58 +175,71 @@ def _first_words(keys: KeyArray) -> npt.NDArray[np.uint64]:
 
 
 class HashPartitions:
-    """Records, partitioned by a hash of their key; a file takes those that exceed the buffer."""
+    """Keys, partitioned by a hash, with their numbers if `numbered`; a file takes those that exceed the buffer."""
 
-    def __init__(self, path: Path, memory: int = 256 << 20) -> None:
-        self._path, self._memory = path, memory
-        self._buffer = records_of(np.empty(0, np.int64))
-        self._filled = self._written = 0
+    def __init__(self, path: Path, memory: int = 256 << 20, *, numbered: bool = False) -> None:
+        self._path, self._memory, self._numbered = path, memory, numbered
+        self._buffer: KeyArray = np.empty(0, np.int64)
+        self._item_bytes = self._filled = self._written = 0
         #: Of each part of the file, where its partitions begin and end.
         self._bounds: list[Int64] = []
 
     def __len__(self) -> int:
-        """Number of records."""
+        """Number of keys."""
         return self._written + self._filled
 
     @property
     def size(self) -> int:
-        """Bytes of the records."""
-        return len(self) * self._buffer.itemsize
+        """Bytes of keys and numbers."""
+        return len(self) * self._item_bytes
 
-    def add(self, records: Records) -> None:
-        """Add records, all with keys of one type."""
+    def add(self, keys: KeyArray) -> None:
+        """Add keys, all of one type."""
         if not len(self):
-            rows = min(_BUFFER, max(256, self._memory // (records.itemsize * 2 * OVERHEAD)))
-            self._buffer = np.empty(rows, records.dtype)
-        while len(records):
-            part = records[: len(self._buffer) - self._filled]
-            _whole(self._buffer)[self._filled : self._filled + len(part)] = _whole(part)
+            self._item_bytes = keys.itemsize + self._numbered * _NUMBER.itemsize
+            rows = min(_BUFFER, max(256, self._memory // (self._item_bytes * 2 * OVERHEAD)))
+            self._buffer = np.empty(rows, keys.dtype)
+        while len(keys):
+            part = keys[: len(self._buffer) - self._filled]
+            self._buffer[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
-            records = records[len(part) :]
+            keys = keys[len(part) :]
             if self._filled == len(self._buffer):
                 self._write()
 
     def _write(self) -> None:
-        numbers = _partition(self._buffer["key"])
-        ends = np.cumsum(np.bincount(numbers, minlength=PARTITIONS))
+        numbers = _partition(self._buffer)
+        ends, order = np.cumsum(np.bincount(numbers, minlength=PARTITIONS)), np.argsort(numbers, kind="stable")
         with self._path.open("ab") as file:
-            file.write(self._buffer.take(np.argsort(numbers, kind="stable")).data)
+            file.write(self._buffer.take(order).data)
+            if self._numbered:
+                file.write(order.astype(_NUMBER).data)  # within the part
         self._bounds.append(self._written + np.concatenate([[0], ends]))
         self._written, self._filled = len(self), 0
 
-    def read(self, low: int, high: int) -> Records:
-        """The records of the partitions from ``low`` to ``high``."""
+    def read(self, low: int, high: int) -> Keys:
+        """The keys of the partitions from ``low`` to ``high``."""
         kept = self._buffer[: self._filled]
-        numbers = _partition(kept["key"])
-        parts = [_whole(kept)[(numbers >= low) & (numbers < high)]]
+        partitions = _partition(kept)
+        chosen = np.flatnonzero((partitions >= low) & (partitions < high))
+        end = len(chosen) + sum(int(bounds[high] - bounds[low]) for bounds in self._bounds)
+        keys, numbers = np.empty(end, kept.dtype), np.empty(end if self._numbered else 0, np.int64)
+        columns = [(keys, kept.dtype), (numbers, _NUMBER)][: 1 + self._numbered]
         for bounds in self._bounds:
-            start, end = bounds[[low, high]].tolist()
-            parts.append(np.fromfile(self._path, parts[0].dtype, end - start, offset=start * kept.itemsize))
-        return np.concatenate(parts).view(kept.dtype)
+            first, start, stop, last = bounds[[0, low, high, -1]].tolist()
+            offset, rows = first * self._item_bytes, slice(end - (stop - start), end)
+            for values, dtype in columns:
+                at = offset + (start - first) * dtype.itemsize
+                values[rows] = np.fromfile(self._path, dtype, stop - start, offset=at)
+                offset += (last - first) * dtype.itemsize
+            numbers[rows] += first
+            end = rows.start
+        keys[:end], numbers[:end] = kept[chosen], self._written + chosen[: len(numbers)]
+        return Keys(keys, numbers)
 
 
 def partition_ranges(size: int, memory: int) -> Sequence[tuple[int, int]]:
-    """Ranges of partitions of records of this size that can be counted in the given memory, one after another."""
+    """Ranges of partitions of this size in all that can be counted in the given memory, one after another."""
     rounds = -(-size * OVERHEAD // memory)
     width = max(1, PARTITIONS // max(1, rounds))
     return [(low, min(low + width, PARTITIONS)) for low in range(0, PARTITIONS, width)]

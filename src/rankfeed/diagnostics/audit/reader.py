@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128
 from rankfeed.diagnostics.audit.epochs import WHOLE_RANK, LoaderTraits, RankEpoch
 from rankfeed.diagnostics.audit.rules import KeyKind
 from rankfeed.diagnostics.keys import USUAL, Key, KeyArray, ids_in, keys_of
-from rankfeed.diagnostics.multiset import HashPartitions, records_of
+from rankfeed.diagnostics.multiset import HashPartitions, StepLog
 from rankfeed.diagnostics.samplers import attribute, draws_with_replacement, drops_remainder
 from rankfeed.diagnostics.tagged import Tagged, record
 from rankfeed.errors import AuditError
@@ -46,6 +46,7 @@ class ObservedEpoch:
 
     partitions: HashPartitions
     sizes: array[int] = field(default_factory=lambda: array("q"))
+    workers: array[int] = field(default_factory=lambda: array("h"))  # -1: unknown
     ascending: bool = True
     streams: dict[tuple[int, str], str] = field(default_factory=dict)
     _last: int = -(1 << 63)
@@ -61,8 +62,9 @@ class ObservedEpoch:
             self.ascending &= bool(self._last <= keys[0] and (keys[1:] >= keys[:-1]).all())
             self._last = int(keys[-1])
         if len(keys):
-            self.partitions.add(records_of(keys, len(self.sizes), worker))
+            self.partitions.add(keys)
         self.sizes.append(len(keys))
+        self.workers.append(-1 if worker is None else worker)
 
     def figures(self, rank: int, in_order: bool) -> RankEpoch:
         drawn = tuple((worker, name, digest) for (worker, name), digest in sorted(self.streams.items()))
@@ -77,6 +79,7 @@ class AuditReader:
     def __init__(self, loader: Iterable[Any], key: Key, scratch: Path, rank: int, memory: int) -> None:
         self.loader, self.key, self.scratch, self.memory = loader, key, scratch, memory
         self.partitions: list[HashPartitions] = []
+        self.steps: list[StepLog] = []
         workers = 0 if as_own(loader) is not None else attribute(loader, "num_workers")
         workers = workers if isinstance(workers, int) else 0
         traits = LoaderTraits(workers, drops_remainder(loader), draws_with_replacement(loader))
@@ -84,7 +87,8 @@ class AuditReader:
 
     def read(self, max_steps: int | None) -> None:
         """Read an epoch."""
-        log = ObservedEpoch(HashPartitions(self.scratch / f"epoch-{len(self.partitions)}", self.memory))
+        path = self.scratch / f"epoch-{len(self.partitions)}"
+        log = ObservedEpoch(HashPartitions(path, self.memory, numbered=True))
         self.partitions.append(log.partitions)
         own, summary = as_own(self.loader), self.summary
         # A column of the user may have the name of the mask if the loader needs none.
@@ -110,6 +114,7 @@ class AuditReader:
                 restore()
         plan = getattr(own, "plan", None)  # a stream has none, and an order of its own
         in_order = own is not None and (plan is None or plan.describe().get("shuffle") == "none")
+        self.steps.append(StepLog.of(log.sizes, log.workers))
         summary.epochs.append(log.figures(summary.rank, in_order))
         if own is not None and own.topology.launcher == "mesh":
             summary.share = own.topology.rank

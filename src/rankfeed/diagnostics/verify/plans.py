@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankfeed.diagnostics.findings import Finding, Judged
-from rankfeed.diagnostics.multiset import HashPartitions, distinct, partition_ranges, records_of
+from rankfeed.diagnostics.multiset import HashPartitions, distinct, partition_ranges
 from rankfeed.plan import Schedule, Tail
 from rankfeed.plan.schedule import SampleOrder
 from rankfeed.topology import Topology
@@ -136,15 +136,15 @@ def verify_plan(
     uneven = 0
     with TemporaryDirectory() as folder:
         ids = HashPartitions(Path(folder, "ids"))
-        ids.add(records_of(plan.sample_ids(epoch, others)))
+        ids.add(plan.sample_ids(epoch, others))
         for done, step in enumerate(steps):
             batches = [each.batch(step)[each.valid(step)] for each in schedules if step < len(each)]
             sizes = [len(batch) for batch in batches]
             uneven = max(uneven, max(sizes) - min(sizes))
-            ids.add(records_of(np.concatenate(batches)))
+            ids.add(np.concatenate(batches))
             progress((done + 1) / len(steps))
         parts = partition_ranges(ids.size, _MEMORY)
-        unique = sum(len(distinct(ids.read(*part)["key"])) for part in parts)
+        unique = sum(len(distinct(ids.read(*part).keys)) for part in parts)
     progress(1.0)
     return PlanVerdict(
         counted=counted,
