@@ -35,7 +35,7 @@ class StepLog:
 
     @classmethod
     def of(cls, sizes: npt.ArrayLike, workers: npt.ArrayLike) -> StepLog:
-        """Of steps with so many deliveries."""
+        """Of the number of deliveries, and the worker, of each step."""
         return cls(starts_of(np.asarray(sizes, np.int64)), np.asarray(workers, np.int16))
 
     def places(self, numbers: Int64) -> tuple[Int64, Int64, Int64]:
