@@ -223,9 +223,12 @@ def compare(name: str, folder: Path, samples: dict[int, Any], size: int) -> str:
 
 
 def quiet(value: Any) -> Any:
-    """With one kind of NaN: signalling ones do not survive a library's way through Python's floats."""
+    """With one kind of NaN: signalling ones do not survive a library's way through Python's floats.
+
+    A column whose name was damaged to "" is "unnamed", as in `tests/sources/text`.
+    """
     if isinstance(value, dict):
-        return {name: quiet(each) for name, each in value.items()}
+        return {name or "unnamed": quiet(each) for name, each in value.items()}
     if isinstance(value, list):
         return [quiet(each) for each in value]
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind == "f":
