@@ -99,6 +99,20 @@ def test_it_is_renewed_when_the_shard_changes(shard: Path) -> None:
     assert store.load(str(shard)).summary.samples == 1
 
 
+def test_it_is_made_of_a_shard_whose_time_changes_meanwhile(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when it is copied again: its content is written, then its time is set."""
+    scan, changes = tar_store.scan, iter(range(3))
+
+    def scan_and_touch(tar: str) -> Any:
+        index = scan(tar)
+        if (change := next(changes, None)) is not None:
+            os.utime(tar, ns=(change, change))
+        return index
+
+    monkeypatch.setattr(tar_store, "scan", scan_and_touch)
+    assert len(IndexCache().load(str(shard)).offsets) == len(scan(str(shard)).offsets)
+
+
 def test_an_index_of_another_shard_is_not_taken(shard: Path, tmp_path: Path) -> None:
     other = write_tar(tmp_path / "b.tar", ["9.z"])
     store = IndexCache()

@@ -19,6 +19,8 @@ SUFFIX = ".rankfeed"
 _LOCK = ".rankfeed-index.lock"
 #: Seconds after which a waiting process says so.
 _REPORT_SECONDS = 10.0
+#: Indexes of a shard that is copied again meanwhile: its content and its time change one after another.
+_ATTEMPTS = 4
 
 _log = logging.getLogger("rankfeed")
 
@@ -69,7 +71,7 @@ class IndexCache:
 
     def load(self, tar: str) -> TarIndex:
         """The index of one shard, memory-mapped; created if there is no valid one."""
-        for _ in range(2):
+        for _ in range(_ATTEMPTS):
             for place in index_places(tar, self._cache_dir):
                 if _if_current(read_summary(place), tar) is not None:
                     index = decode(map_file(place))
@@ -93,8 +95,9 @@ class IndexCache:
         return created
 
     def _create_one(self, tar: str) -> Summary:
-        index = scan(tar)
-        if _if_current(index.summary, tar) is None:
+        indexes = (scan(tar) for _ in range(_ATTEMPTS))
+        index = next((each for each in indexes if _if_current(each.summary, tar) is not None), None)
+        if index is None:
             raise SourceError("a shard changes while it is indexed", where=tar, remedy="wait until it is written")
         places = self._writable_places(tar)
         for place in places:
