@@ -520,6 +520,21 @@ def test_a_file_rewritten_in_place_is_found_by_reading_on(array: Path, monkeypat
             source.fetch([5])
 
 
+def test_saved_graphs_that_are_rewritten_in_place_are_found_by_reading_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankfeed.storage.data_files.CHECK_SECONDS", 0.0)
+    path = tmp_path / "data.pt"
+    torch, pyg = pytest.importorskip("torch"), pytest.importorskip("torch_geometric.data")
+    graphs = [pyg.Data(x=torch.full((2, 3), float(number))) for number in range(4)]
+    pyg.InMemoryDataset.save(graphs, path)
+    source = rf.open(path)
+    source.fetch([1])
+    rewrite(path, path.read_bytes()[:-100] + bytes(100))
+    with pytest.raises(CorruptError, match="changed or replaced"):
+        source.fetch([1])
+
+
 def test_a_change_that_no_sample_covers_is_taken_for_a_copy(array: Path) -> None:
     """What the documentation says that only checksums find."""
     source = rf.open(array)

@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from rankfeed._util.validate import check_names, check_optional
 from rankfeed.columns.buffers import retain_heap
-from rankfeed.columns.columns import Columns
+from rankfeed.columns.columns import Column, Columns, Objects
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.extras import need
 from rankfeed.sources.pyg.batch import join_graphs
 from rankfeed.sources.pyg.readers import GraphReader, Graphs, compose, reader_of
-from rankfeed.sources.source import Int64, Source, check_ids
+from rankfeed.sources.source import Int64, Source
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
 
@@ -100,11 +100,13 @@ class PyGSource(Source):
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         """Graphs in the given order; graphs in memory are cut out when they are used. ``columns`` must be None."""
         check_no_columns(columns)
-        ids = check_ids(sample_ids, int(self._blocks[0]))
+        return super().fetch(sample_ids)
+
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         graphs = self._reader.read(ids if self._indices is None else self._indices[ids])
         if self.files is not None and self._reader.path is not None:  # a database, opened when it is first read
             self.files.check(0)
-        return Columns.of_objects(graphs)
+        return {"": Objects(graphs)}
 
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
