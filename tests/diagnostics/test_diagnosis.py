@@ -311,6 +311,32 @@ def test_samples_that_are_drawn_with_replacement(shape: Shape) -> None:
     assert same == [("not-sharded-by-rank", "error")]
 
 
+def test_samples_that_no_rank_ever_draws() -> None:
+    """Ranks that draw from the first N / world size samples only."""
+
+    def from_the_first(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        chosen = random.Random(f"{rank} {epoch} {ranks}").choices(range(SAMPLES // ranks), k=SAMPLES // ranks)
+        return batched(chosen, workers)
+
+    built = Built(seconds=0, samples=SAMPLES, replaces=True)
+    for shape in (by_id, by_index):
+        found = severe(from_the_first, shape=shape, built=built, allow=["replacement"])
+        assert found == [("missing-samples", "error")]
+
+
+def test_a_control_that_reads_a_part_of_its_dataset() -> None:
+    """A validation split by a sampler, or an offset that is never cleared: nobody can tell, so it is said."""
+
+    def offset(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        return batched(shuffled(epoch)[24:][rank::ranks], workers)
+
+    built = Built(seconds=0, samples=SAMPLES)
+    found = findings(offset, shape=by_index, built=built)
+    assert codes(found) == [("missing-samples", "note")]
+    assert "72 of the 96 samples of its dataset" in found[0].evidence[0]
+    assert codes(findings(sound, shape=by_index, built=built)) == []
+
+
 def test_a_dropped_remainder() -> None:
     def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         ids = shuffled(epoch, 98)
@@ -421,6 +447,14 @@ def test_indices_of_a_rank_s_own_files_are_no_keys() -> None:
 @pytest.mark.parametrize(("length", "wrong"), [(12, False), (13, False), (24, False), (96, True), (3, True)])
 def test_a_length_that_is_not_the_number_of_steps(length: int, wrong: bool) -> None:
     logs = [log(job(), sound, Built(seconds=0, length=length))]
+    found = codes(diagnose(logs, alone(sound), cpus=4))
+    assert (("wrong-length", "error") in found) is wrong
+    assert (("wrong-length", "note") in found) is (length == 24)  # the steps of all ranks
+
+
+@pytest.mark.parametrize(("length", "wrong"), [(12, False), (13, True), (11, True), (24, True)])
+def test_a_length_over_a_map_style_dataset_is_exact(length: int, wrong: bool) -> None:
+    logs = [log(job(), sound, Built(seconds=0, length=length, indexed=True))]
     assert (("wrong-length", "error") in codes(diagnose(logs, alone(sound), cpus=4))) is wrong
 
 

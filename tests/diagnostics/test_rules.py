@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfeed.diagnostics.doctor.rows import shingles_of
-from rankfeed.diagnostics.doctor.rules import Counts, Facts, Tokens, fits_length, judge, judge_tokens, window
+from rankfeed.diagnostics.doctor.rules import Counts, Facts, Tokens, judge, judge_tokens, length_of, window
 
 N = 96
 FACTS = Facts("epoch 0", ranks=2, workers=2, batch=4)
@@ -43,6 +43,7 @@ TABLE: dict[str, tuple[Sequence[Sequence[int]], dict[str, Any], list[tuple[str, 
                 [("padded-with-repeats", "note")]),
     "extra rows on one rank": ([EVERYTHING[::2], [*EVERYTHING[1::2], 0, 2, 4]], {},
                                [("not-sharded-by-rank", "error")]),
+    "the first row of the next rank": ([EVERYTHING[:49], EVERYTHING[48:]], {}, [("not-sharded-by-rank", "error")]),
     "all on all ranks": ([EVERYTHING] * 2, {}, [("not-sharded-by-rank", "error")]),
     "all on all ranks, tiny": ([[0, 1, 2, 3]] * 2, {"control": 4}, [("not-sharded-by-rank", "error")]),
     "all on all ranks, labels only": ([EVERYTHING] * 2, {"exact": False}, [("not-sharded-by-rank", "error")]),
@@ -123,14 +124,14 @@ def packed(documents: int, parts: int, *, forgets: bool = False, half: bool = Fa
     tokens = [np.random.default_rng(number).integers(0, 30000, 100 + number % 300) for number in range(documents)]
     order = list(range(documents))
     random.Random(seed).shuffle(order)
-    found, count = Counter[Any](), 0
+    found, count = [Counter[Any]() for _ in range(-(-parts // 2))], 0
     for part in range(parts):
         mine = order if forgets else order[part::parts]
         if half:
             mine = mine[::2]
         stream = np.concatenate([tokens[number] for number in mine])
         rows = [stream[start : start + 64] for start in range(0, len(stream) - 63, 64)]
-        found.update(key for row in rows for key in shingles_of(row))
+        found[part // 2].update(key for row in rows for key in shingles_of(row))
         count += 64 * len(rows)
     return Tokens(found, count, 64)
 
@@ -152,6 +153,9 @@ def test_packed_sequences_are_compared_by_their_shingles() -> None:
         "few": "unproven",
     }
     assert judged["half"].code == "missing-samples"
+    assert judged["forgotten"].code == "duplicated-by-workers"
+    forgets_rank = replace(control, by_rank=control.by_rank * 2, count=2 * control.count)
+    assert judge_tokens(control, forgets_rank, FACTS).code == "not-sharded-by-rank"
 
 
 def test_the_beginning_of_an_endless_loader_shows_repeats_only() -> None:
@@ -164,9 +168,8 @@ def test_the_beginning_of_an_endless_loader_shows_repeats_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "steps", "total", "fits"),
-    [(10, 10, 20, True), (11, 10, 20, True), (20, 10, 20, True), (24, 10, 20, True), (40, 10, 20, False),
-     (5, 10, 20, False), (100, 10, 20, False)],
-)  # fmt: skip
-def test_a_length_fits_the_steps_of_a_rank_or_of_all(length: int, steps: int, total: int, fits: bool) -> None:
-    assert fits_length(length, steps, total, ranks=2, workers=2) is fits
+    ("length", "counts"),
+    [(10, "rank"), (11, "rank"), (20, "all ranks"), (24, "all ranks"), (40, None), (5, None), (100, None)],
+)
+def test_a_length_counts_the_steps_of_a_rank_or_of_all(length: int, counts: str | None) -> None:
+    assert length_of(length, steps=10, total=20, ranks=2, workers=2) == counts

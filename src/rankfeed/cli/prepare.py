@@ -1,18 +1,18 @@
 """The command `prepare`: a directory that exactly one process builds."""
 
 import os
-import pkgutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from rankfeed._util.functions import import_function
 from rankfeed.cli.options import option
 from rankfeed.cli.output import Json, show
 from rankfeed.errors import ArgumentError, PrepareError, describe_error, listed
 
-_FUNCTION_HELP = "Called with the directory to fill."
+_FUNCTION_HELP = "Called with the directory to fill; or FILE.py:FUNCTION."
 _KEY_HELP = "Version of the content; a directory of another key is rebuilt."
 _INPUT_HELP = "Rebuild if this file or directory changed; may be repeated."
 
@@ -34,7 +34,14 @@ def prepare(
     from rankfeed.prepare import prepare_once
     from rankfeed.prepare.marker import changed_files, read_marker
 
-    build, built = _import_function(function), False
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        build, built = import_function(function), False
+    except Exception as error:  # importing runs code of the user
+        raise ArgumentError(
+            "the function cannot be imported", found=describe_error(error), where=function
+        ) from error
 
     def record_and_build(staging: Path) -> None:
         nonlocal built
@@ -60,17 +67,3 @@ def prepare(
         "bytes": sum(max(0, entry.nbytes) for entry in marker.files),
     }
     show(figures, as_json=json, title=str(folder))
-
-
-def _import_function(name: str) -> Any:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
-    try:
-        function = pkgutil.resolve_name(name)
-    except Exception as error:  # importing runs code of the user
-        raise ArgumentError("the function cannot be imported", found=describe_error(error), where=name) from error
-    if not callable(function):
-        raise ArgumentError(
-            "not a function", expected="module:function", found=type(function).__name__, where=name
-        )
-    return function

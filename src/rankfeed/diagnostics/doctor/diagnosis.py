@@ -16,6 +16,7 @@ from rankfeed.diagnostics.doctor.rules import (
     Tokens,
     judge,
     judge_tokens,
+    never_drawn,
     repeated,
     same_sequence,
     window,
@@ -66,12 +67,28 @@ def _found(
         # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
         if (one == other and one_dataset and one >= len(good)) or (other < len(good) and kind is None):
             yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
+    yield from _read_in_part(good)
     for run in runs:
         if any(True for _ in run.steps):
             yield from _counted(run, kind, kinds, good, allow)
     for after in resumed:
         if kind is not None:
             yield from outcomes.resumed(runs[0], after, kind)
+
+
+def _read_in_part(controls: Sequence[RunLog]) -> Iterator[Finding]:
+    """A control that reads only a part of a map-style dataset: a split, or a mistake that all runs repeat."""
+    for log in controls[:1]:
+        size = next((built.samples for built in log.built), None)
+        if size is None:
+            return
+        for (epoch,) in log.epochs[:1]:
+            indices = [step.indices for step in epoch.steps if step.indices is not None]
+            read = {index for each in indices for index in each}
+            if len(indices) == len(epoch.steps) and len(read) + max(map(len, indices), default=0) < size:
+                text = f"{log.job.name}: an epoch has {len(read)} of the {size} samples of its dataset"
+                what = "one process does not read the whole dataset"
+                yield finding("missing-samples", "note", what, f"{text}; that is right for a split by a sampler")
 
 
 def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog], controls: Sequence[RunLog]) -> Kind | None:
@@ -111,12 +128,12 @@ def _counted(
         if kind is None and (tokens := list(_tokens(run, controls, allow))):
             yield from tokens
         elif (found := kind or inexact) is not None:
-            yield from _by_kind(run, found, allow)
+            yield from _by_kind(run, found, controls, allow)
         else:
             yield from _uncounted(run, kinds, controls, allow)
 
 
-def _by_kind(run: RunLog, kind: Kind, allow: Collection[str]) -> Iterator[Finding]:
+def _by_kind(run: RunLog, kind: Kind, controls: Sequence[RunLog], allow: Collection[str]) -> Iterator[Finding]:
     """Each epoch against the control (rules 4 to 11)."""
     assert kind.control is not None
     if kind.name not in ("ids", "indices"):
@@ -134,15 +151,21 @@ def _by_kind(run: RunLog, kind: Kind, allow: Collection[str]) -> Iterator[Findin
         or any(one[0] != other[0] for one, other in combinations(received, 2)),
         replaces=facts.replaces or kind.drawn,
     )
+    errors = False
     for number, counts in judged:
         where = f"{run.job.name}, epoch {number}"
         found = judge(counts, replace(facts, where=where, ranks=len(counts.orders)))
         yield from found
+        errors = errors or any(each.severity == "error" for each in found)
         new = len(counts.total.keys() - kind.control[number].keys())
         explained = any(each.severity == "error" or each.code == "drawn-with-replacement" for each in found)
         if new >= max(facts.batch, 1) and not explained:
             text = f"{where}: {new} samples that the control does not deliver, so others may be missing"
             yield finding("not-counted", "unproven", "the epoch is not that of the control", text)
+    if facts.replaces and facts.exact and controls and not errors:
+        drawn = {key for each in received for order in each for key in order}
+        control = {key for each in controls[0].epochs[: len(received)] for key in kind.total(each)}
+        yield from never_drawn(drawn, control, facts)
 
 
 def _counts(expected: Counter[RowKey], received: Sequence[list[RowKey]], allow: Collection[str]) -> list[Counts]:
@@ -256,5 +279,5 @@ def _tokens(run: RunLog, controls: Sequence[RunLog], allow: Collection[str]) -> 
 def _tokens_of(epochs: Sequence[EpochLog]) -> Tokens:
     steps = [step for epoch in epochs for step in epoch.steps]
     longest = max((step.tokens // max(step.rows or 1, 1) for step in steps), default=0)
-    shingles: Counter[RowKey] = Counter(key for step in steps for key in step.shingles)
-    return Tokens(shingles, sum(step.tokens for step in steps), longest)
+    by_rank = [Counter[RowKey](key for step in epoch.steps for key in step.shingles) for epoch in epochs]
+    return Tokens(by_rank, sum(step.tokens for step in steps), longest)

@@ -31,6 +31,7 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
         samples=_length(dataset),
         subset=xxh3_64_hexdigest(repr(indices).encode()) if (indices := subset(loader)) is not None else None,
         fingerprint=fingerprint if isinstance(fingerprint, str) else None,
+        indexed=_is_indexed(loader),
         workers=workers if isinstance(workers, int) else None,
         cuts_one_dataset=any(
             getattr(each, name, 1) != 1 for each in samplers for name in ("num_replicas", "num_processes")
@@ -58,6 +59,15 @@ def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
     known = [getattr(each, "shuffle", names.get(type(each).__name__)) for each in samplers[unused:]]
     known.append(attribute(attribute(loader, "dataset"), "shuffle"))
     return True if any(each is True for each in known) else False if any(each is False for each in known) else None
+
+
+def _is_indexed(loader: Any) -> bool:
+    from torch.utils.data import DataLoader, IterableDataset
+
+    return any(
+        isinstance(each, DataLoader) and not isinstance(each.dataset, IterableDataset)
+        for each in (loader, *getattr(loader, "__dict__", {}).values())
+    )
 
 
 def subset(loader: Any) -> list[int] | None:

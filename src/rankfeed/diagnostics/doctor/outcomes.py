@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 from rankfeed.diagnostics.doctor.kinds import Kind
 from rankfeed.diagnostics.doctor.records import IDS, IMPORT, STATE, EpochLog, RowKey, RunLog, Step
-from rankfeed.diagnostics.doctor.rules import ENOUGH, fits_length
+from rankfeed.diagnostics.doctor.rules import ENOUGH, length_of
 from rankfeed.diagnostics.findings import Finding, Severity, finding
 from rankfeed.errors import listed
 
@@ -108,16 +108,20 @@ def differences(run: RunLog) -> Iterator[Finding]:
 
 
 def lengths(run: RunLog) -> Iterator[Finding]:
-    """``len(loader)`` against the steps (rule 15)."""
+    """``len(loader)`` against the steps: exactly, of a map-style dataset; of a stream see rule 15."""
     for each in run.epochs[:1]:
         total = sum(len(epoch.steps) for epoch in each)
         for rank, epoch in zip(run.ranks, each, strict=True):
-            length = rank.built.length if rank.built is not None else None
-            if length is None or fits_length(length, len(epoch.steps), total, run.job.ranks, run.job.workers):
+            built, steps = rank.built, len(epoch.steps)
+            if built is None or built.length is None or built.length == steps:
                 continue
-            text = f"rank {rank.rank}: len(loader) is {length}, the epoch has {len(epoch.steps)} steps"
-            what = "len(loader) is not the number of steps"
-            yield finding("wrong-length", "error", what, f"{run.job.name}, {text}")
+            counts = length_of(built.length, steps, total, run.job.ranks, run.job.workers)
+            if counts == "rank" and not built.indexed:
+                continue
+            severity: Severity = "error" if counts is None or built.indexed else "note"
+            what = f"len(loader) is not the number of steps{', but of all ranks' if counts == 'all ranks' else ''}"
+            text = f"rank {rank.rank}: len(loader) is {built.length}, the epoch has {steps} steps"
+            yield finding("wrong-length", severity, what, f"{run.job.name}, {text}")
             return
 
 

@@ -3,14 +3,11 @@
 import atexit
 import faulthandler
 import gc
-import importlib
 import inspect
 import io
 import os
 import pickle
-import pkgutil
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rankfeed._util.functions import import_function
 from rankfeed._util.workers import Channel
 from rankfeed.diagnostics.batch_columns import columns
 from rankfeed.diagnostics.doctor import inspection
@@ -105,7 +103,7 @@ class LoaderReader:
     def read(self) -> None:
         self.phase = IMPORT
         self.report(Event("ready"))
-        factory = found(self.job.factory)
+        factory = import_function(self.job.factory)
         gc.freeze()  # so that a collection in a forked worker does not copy these pages
         self.phase = "in the factory"
         loader, built = self._build(factory, 0)
@@ -229,27 +227,8 @@ class LoaderReader:
                 return _named(values) if (values := ids_in(batch, USUAL)) is not None else None
             return None
         if isinstance(self._key, str) and ":" in self._key:
-            self._key = found(self._key)
+            self._key = import_function(self._key)
         return _named(required_ids(batch, self._key))
-
-
-def found(name: str) -> Callable[..., Any]:
-    """The function ``module:function``, or ``file.py:function``, imported from the folder as a script is."""
-    module, _, attribute = name.rpartition(":")
-    if module.endswith(".py"):
-        file = Path(module).resolve()
-        module, folder = file.stem, file.parent
-        while (folder / "__init__.py").exists():
-            module, folder = f"{folder.name}.{module}", folder.parent
-        sys.path.insert(0, str(folder))
-        if not file.is_file():
-            raise FileNotFoundError(file)
-        if Path(getattr(importlib.import_module(module), "__file__", None) or "").resolve() != file:
-            raise ImportError(f"{module} is the name of another module: give {file.name} another name")
-    function: Any = pkgutil.resolve_name(f"{module}:{attribute}")
-    if not callable(function):
-        raise TypeError(f"{name} is no function but {type(function).__name__}")
-    return function  # type: ignore[no-any-return]
 
 
 def _accepted(factory: Callable[..., Any]) -> set[str]:

@@ -54,6 +54,8 @@ class Built:
     samples: int | None = None
     subset: str | None = None
     fingerprint: str | None = None
+    #: Whether the dataset, perhaps of a DataLoader that the loader wraps, is map-style.
+    indexed: bool = False
     workers: int | None = None
     #: Whether a sampler shards what must be the same dataset on all ranks.
     cuts_one_dataset: bool = False

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
+from typing import Literal
 
 from rankfeed.diagnostics.doctor.records import RowKey
 from rankfeed.diagnostics.findings import Finding, Severity, finding
@@ -165,9 +166,9 @@ def _repeats(counts: Counts, facts: Facts) -> list[Finding]:
     extra, found = _lacking(counts, facts), []
     key = max(counts.excess, key=lambda each: counts.excess[each])
     example = _example(counts, key)
-    if counts.over_ranks > 1.02 and facts.ranks > 1:
+    if counts.over_ranks > min(1.02, counts.within_ranks) and facts.ranks > 1:
         every = counts.over_ranks > facts.ranks - 0.02
-        how = "every rank reads everything" if every else f"a sample goes to {counts.over_ranks:.2f} ranks"
+        how = "every rank reads everything" if every else f"a sample goes to {counts.over_ranks:.3g} ranks"
         text = f"{facts.where}: {how}; {example}"
         found.append(finding("not-sharded-by-rank", "error", "ranks receive the same samples", text, *extra))
     if counts.within_ranks > 1.02 or not found:
@@ -203,6 +204,19 @@ def _example(counts: Counts, key: RowKey) -> str:
     return f"sample {key} on {listed(places)}"
 
 
+def never_drawn(drawn: set[RowKey], control: set[RowKey], facts: Facts) -> list[Finding]:
+    """Samples that the control draws in some epoch and the ranks in none, with replacement (rule 9).
+
+    With the same odds, each of both draws about as many samples that the other one does not.
+    """
+    never, new = control - drawn, drawn - control
+    if len(never) <= 4 * len(new) + facts.ranks * max(facts.workers, 1) * facts.batch:
+        return []
+    of_control = f"{len(never)} of {len(control)} samples that one process draws"
+    text = f"{facts.where}: {of_control} are drawn in no epoch: {listed(sorted(map(str, never)))}"
+    return [finding("missing-samples", "error", "some samples are never drawn", text)]
+
+
 def window(counts: Sequence[Counter[RowKey]], control: Counter[RowKey], facts: Facts) -> list[Finding]:
     """The beginning of an epoch that was cut, of each rank: repeats, if the control has none in as many rows."""
     total: Counter[RowKey] = sum(counts, Counter())
@@ -218,11 +232,15 @@ def repeated(counts: Counter[RowKey]) -> float:
 
 @dataclass(frozen=True)
 class Tokens:
-    """An epoch of token sequences: sampled shingles, number of tokens, length of the longest sequence (L)."""
+    """An epoch of token sequences: sampled shingles of each rank, number of tokens, longest sequence (L)."""
 
-    shingles: Counter[RowKey]
+    by_rank: Sequence[Counter[RowKey]]
     count: int
     length: int
+
+    @cached_property
+    def shingles(self) -> Counter[RowKey]:
+        return sum(self.by_rank, Counter())
 
 
 def judge_tokens(control: Tokens, run: Tokens, facts: Facts) -> Finding:
@@ -242,8 +260,8 @@ def judge_tokens(control: Tokens, run: Tokens, facts: Facts) -> Finding:
     if repeated(control.shingles) < REPETITIVE and max(excess, lack) > explained + _DISEASED:
         if lack >= excess:
             return finding("missing-samples", "error", "a large part of the tokens is not delivered", text)
-        # Shingles do not show whether ranks or workers repeat; the run without workers does.
-        code = "not-sharded-by-rank" if facts.workers < 2 else "duplicated-by-workers"
+        within = sum((each - control.shingles).total() for each in run.by_rank) / run.shingles.total()
+        code = "duplicated-by-workers" if within > explained and facts.workers > 1 else "not-sharded-by-rank"
         return finding(code, "error", "packed sequences contain the same tokens several times", text)
     if max(excess, lack) < explained and abs(run.count - control.count) <= rest:
         what = "tokens are complete up to the last incomplete sequence of each worker"
@@ -257,7 +275,11 @@ def same_sequence(one: Sequence[RowKey], other: Sequence[RowKey]) -> bool:
     return least >= ENOUGH and len({*one[:least]}) >= ENOUGH and [*one[:least]] == [*other[:least]]
 
 
-def fits_length(length: int, steps: int, total: int, ranks: int, workers: int) -> bool:
-    """Whether ``len(loader)`` fits the steps of a rank or of all, up to an incomplete batch of each worker."""
+def length_of(
+    length: int, steps: int, total: int, ranks: int, workers: int
+) -> Literal["rank", "all ranks"] | None:
+    """Whose steps ``len(loader)`` of a stream counts, up to an incomplete batch of each worker (rule 15)."""
     spare = max(workers, 1)
-    return abs(length - steps) <= spare or abs(length - total) <= ranks * spare
+    if abs(length - steps) <= spare:
+        return "rank"
+    return "all ranks" if abs(length - total) <= ranks * spare else None
