@@ -7,7 +7,6 @@ import functools
 import gc
 import pickle
 import random
-import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ from torch.utils.data import (
 from rankfeed.diagnostics import tagged
 from rankfeed.diagnostics.doctor import Examination, examine
 from rankfeed.diagnostics.doctor.inspection import ImportMeter, described
-from rankfeed.diagnostics.doctor.rank import LoaderReader, found, read
+from rankfeed.diagnostics.doctor.rank import LoaderReader, read
 from rankfeed.diagnostics.doctor.records import Built, Event, Job, Record, RunFailure, Step
 from rankfeed.diagnostics.findings import Finding
 from rankfeed.errors import ArgumentError
@@ -185,17 +184,6 @@ def test_ids_that_are_not_found_are_reported_without_a_traceback_of_ours() -> No
 def test_a_key_is_a_path_or_a_function() -> None:
     assert [line.ids for line in said_of("with_a_path") if isinstance(line, Step)] == [[5, 6]]
     assert [line.ids for line in said_of("with_a_function") if isinstance(line, Step)] == [[1, 3]]
-
-
-def test_a_file_with_the_name_of_another_module_is_not_mistaken_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])  # a rank of a probe ends with its path; this process does not
-    (tmp_path / "functools.py").write_text("def train(): return []\n")
-    with pytest.raises(ImportError, match="another name"):
-        found(f"{tmp_path}/functools.py:train")
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        found(f"{tmp_path}/nowhere.py:train")
 
 
 def test_what_a_factory_imports_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,15 +68,8 @@ def check(case: Case, found: dict[str, Any]) -> None:
     assert found["verdict"] == case.verdict or case.may, text
 
 
-#: One for each kind of pipeline, in every run of the tests.
-FEW = ("of_torch:stream_for_each_worker", "of_webdataset:five_shards", "bad:killed")
-
-
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=() if case.factory in FEW else pytest.mark.slow, id=case.name) for case in QUICK],
-)
-def test_a_dozen_pipelines_get_their_diagnosis(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+def test_a_pipeline_of_each_kind_gets_its_diagnosis(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check(case, examined(case, monkeypatch))
 
 
