@@ -168,7 +168,9 @@ def _repeats(counts: Counts, facts: Facts) -> list[Finding]:
     example = _example(counts, key)
     if counts.over_ranks > min(1.02, counts.within_ranks) and facts.ranks > 1:
         every = counts.over_ranks > facts.ranks - 0.02
-        how = "every rank reads everything" if every else f"a sample goes to {counts.over_ranks:.3g} ranks"
+        shared = sum(sum(key in each for each in counts.by_rank) > 1 for key in counts.excess)
+        some = f"{shared} of {len(counts.control)} samples go to several ranks"
+        how = "every rank reads everything" if every else some
         text = f"{facts.where}: {how}; {example}"
         found.append(finding("not-sharded-by-rank", "error", "ranks receive the same samples", text, *extra))
     if counts.within_ranks > 1.02 or not found:
