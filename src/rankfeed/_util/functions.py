@@ -1,10 +1,12 @@
 """Importing functions that are named on a command line."""
 
-import importlib
 import sys
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -12,7 +14,7 @@ def import_function(name: str) -> Callable[..., Any]:
     """The function ``module:function``, or ``file.py:function``, imported from the folder as a script is.
 
     Raises:
-        ImportError: the module's name cannot be imported, or is that of another module.
+        ImportError: there is no such module.
         FileNotFoundError: there is no such file.
         AttributeError: the module has no such function.
         TypeError, ValueError: it is no function, or ``name`` has another form.
@@ -24,23 +26,26 @@ def import_function(name: str) -> Callable[..., Any]:
     module, _, attribute = name.rpartition(":")
     if not (module and attribute):
         raise ValueError(f"expected module:function or file.py:function, found {name!r}")
-    if module.endswith(".py"):
-        module = _module_of(Path(module).resolve())
-    function = attrgetter(attribute)(importlib.import_module(module))
+    imported = _import_file(Path(module).resolve()) if module.endswith(".py") else import_module(module)
+    function = attrgetter(attribute)(imported)
     if not callable(function):
         raise TypeError(f"{name} is not a function but {type(function).__name__}")
     return function  # type: ignore[no-any-return]
 
 
-def _module_of(file: Path) -> str:
-    """Name of a file's module, which other processes can import by it, too."""
+def _import_file(file: Path) -> ModuleType:
+    """Import a file by its name, by which spawned processes import it, too, unless that is another module's."""
     if not file.is_file():
         raise FileNotFoundError(file)
-    module, folder = file.stem, file.parent
+    name, folder = file.stem, file.parent
     while (folder / "__init__.py").exists():
-        module, folder = f"{folder.name}.{module}", folder.parent
+        name, folder = f"{folder.name}.{name}", folder.parent
     sys.path.insert(0, str(folder))
-    known = None if "." in file.stem else getattr(importlib.import_module(module), "__file__", None)
-    if Path(known or "").resolve() != file:
-        raise ImportError(f"{file.stem} is no name of a module, or that of another: give {file.name} another name")
+    if "." not in file.stem:
+        module = import_module(name)
+        if Path(getattr(module, "__file__", None) or "").resolve() == file:
+            return module
+    spec: Any = spec_from_file_location(f"{file.stem.replace('.', '_')}_", file)
+    sys.modules[spec.name] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
