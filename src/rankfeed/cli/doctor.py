@@ -11,7 +11,7 @@ from rankfeed.cli.options import option
 from rankfeed.cli.output import Json, show, show_findings
 
 StartMethod = StrEnum("StartMethod", ["fork", "spawn", "forkserver"])
-Allowed = StrEnum("Allowed", ["shared", "replacement"])
+Allowed = StrEnum("Allowed", ["shared", "replacement", "partial"])
 _Factory = Annotated[
     str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns the loader; or FILE.py:FUNCTION.")
 ]
@@ -21,7 +21,7 @@ _StartMethod = Annotated[
 ]
 _Allow = Annotated[
     list[Allowed] | None,
-    option("shared|replacement", "Intended: ranks read the same, or draw with replacement."),
+    option("shared|replacement|partial", "Intended: ranks read the same; draws; a part in each epoch."),
 ]
 
 

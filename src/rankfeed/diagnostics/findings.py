@@ -164,6 +164,10 @@ REMEDIES = {
         "look at which samples are missing: shards that do not divide, a dropped last batch, a collate "
         "function that filters"
     ),
+    "partial-epochs": (
+        "nothing if that is intended (doctor: --allow partial); else look for an offset to resume from that is "
+        "never cleared"
+    ),
     "drawn-with-replacement": "nothing if that is intended (doctor: --allow replacement)",
     "padded-with-repeats": (
         "padding is usual in training; in evaluation each repeat counts twice: use drop_last or a sampler "

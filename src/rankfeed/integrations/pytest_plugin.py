@@ -42,7 +42,7 @@ class Rankfeed:
             factory: a function at the top of a module (such as that of the test), or its name.
             ranks: processes that read the loader.
             workers: of each rank.
-            allow: "shared", "replacement", "not proven", or codes of findings that are no failure.
+            allow: "shared", "replacement", "partial", "not proven", or codes of findings that are no failure.
             options: of `rankfeed.diagnostics.doctor.examine`.
 
         Raises:

@@ -23,6 +23,9 @@ from rankfeed.diagnostics.doctor.rules import (
 )
 from rankfeed.diagnostics.findings import REMEDIES, Finding, Severity, finding, merged
 
+#: A control that lacks less than this share of its dataset drops remainders.
+_PART = 0.1
+
 
 def diagnose(
     runs: Sequence[RunLog],
@@ -67,7 +70,7 @@ def _found(
         # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
         if (one == other and one_dataset and one >= len(good)) or (other < len(good) and kind is None):
             yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
-    yield from _read_in_part(good)
+    yield from _partial_epochs(good, allow)
     for run in runs:
         if any(True for _ in run.steps):
             yield from _counted(run, kind, kinds, good, allow)
@@ -76,19 +79,22 @@ def _found(
             yield from outcomes.resumed(runs[0], after, kind)
 
 
-def _read_in_part(controls: Sequence[RunLog]) -> Iterator[Finding]:
-    """A control that reads only a part of a map-style dataset: a split, or a mistake that all runs repeat."""
+def _partial_epochs(controls: Sequence[RunLog], allow: Collection[str]) -> Iterator[Finding]:
+    """A control that reads a part of its map-style dataset: a split or a curriculum, or a mistake of all runs."""
     for log in controls[:1]:
         size = next((built.samples for built in log.built), None)
-        if size is None:
+        steps = list(log.steps)
+        if size is None or any(step.indices is None for step in steps):
             return
-        for (epoch,) in log.epochs[:1]:
-            indices = [step.indices for step in epoch.steps if step.indices is not None]
-            read = {index for each in indices for index in each}
-            if len(indices) == len(epoch.steps) and len(read) + max(map(len, indices), default=0) < size:
-                text = f"{log.job.name}: an epoch has {len(read)} of the {size} samples of its dataset"
-                what = "one process does not read the whole dataset"
-                yield finding("missing-samples", "note", what, f"{text}; that is right for a split by a sampler")
+        epochs = [Counter[RowKey](i for step in each.steps for i in step.indices or ()) for (each,) in log.epochs]
+        if any(len(each) > (1 - _PART) * size or repeated(each) >= REPETITIVE for each in epochs):
+            return
+        same = all(each.keys() == epochs[0].keys() for each in epochs)
+        severity: Severity = "note" if same or "partial" in allow else "unproven"
+        counts = ", ".join(str(len(each)) for each in epochs)
+        text = f"{log.job.name}: epochs have {counts} of the {size} samples of its dataset"
+        what = f"one process reads {'the same' if same else 'another'} part of the dataset in each epoch"
+        yield finding("partial-epochs", severity, what, text)
 
 
 def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog], controls: Sequence[RunLog]) -> Kind | None:
