@@ -41,7 +41,7 @@ def seen(passes: list[dict[str, Any]]) -> Counter[int]:
     return Counter(i for each in passes for step in each["ids"] for i in step)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_each_sample_once_in_equal_steps_however_accelerate_would_share_batches_out(tmp_path: Path) -> None:
     ranks = run(2, tmp_path, "epochs")
     for cell in zip(*ranks, strict=True):
@@ -87,7 +87,7 @@ def test_metrics_are_exact_to_the_last_sample_for_every_size(ranks: int, every: 
         assert cell["losses_each_step"], "what is one of each rank is gathered whole"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_has_a_length_of_its_own_is_gathered_whole_or_refused_on_every_rank_alike(tmp_path: Path) -> None:
     first, second = run(2, tmp_path, "lengths")
     assert [(one["rows"], other["rows"]) for one, other in zip(first, second, strict=True)] == [
@@ -119,7 +119,7 @@ def test_a_checkpoint_in_mid_epoch_goes_on_on_fewer_and_on_more_ranks(tmp_path: 
         assert [rank["evaluation"] for rank in loaded] == [1] * ranks, "every loader has its own place"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_skipping_batches_reads_nothing_and_leads_to_the_next_epoch(tmp_path: Path) -> None:
     for result in run(2, tmp_path, "skip"):
         assert result["rest"] == result["whole"][5:]

@@ -164,7 +164,7 @@ def test_an_epoch_has_its_own_order_and_can_be_asked_for(table: str) -> None:
     assert read(table, copy.deepcopy(sampler)) == first
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_set_epoch_gives_new_orders_where_every_epoch_draws_the_same_seed(table: str) -> None:
     (sampler,) = samplers(1, shuffle=True)

@@ -265,7 +265,7 @@ def test_what_a_mean_is_taken_of_must_fit() -> None:
         log_mean(None, "loss", torch.ones(2), sync_dist=False)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_documented_commands_of_the_example_train_resume_and_print_one_validation_mean(tmp_path: Path) -> None:
     documented = re.findall(r"^ +python (examples/.*)$", EXAMPLE.read_text(), re.MULTILINE)
     assert [("--resume" in each, "--devices 1" in each) for each in documented] == [(False, False), (True, True)]

@@ -53,7 +53,7 @@ def run(out: Path, epochs: int, cells: list[str]) -> list[str]:
     return check(out, epochs, cells)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_eight_epochs_leave_nothing_behind(tmp_path: Path) -> None:
     run(tmp_path, 8, FEW)
 

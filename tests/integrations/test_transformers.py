@@ -275,7 +275,7 @@ def test_accumulated_batches_go_on_where_they_were(
         assert [each for each in whole.trained if each[1] >= 12] == after.trained
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_run_limited_by_steps_goes_on_to_its_limit_and_not_beyond(tmp_path: Path, source: rf.Source) -> None:
     Once(tmp_path, source, max_steps=25, stop=24).train()
@@ -473,7 +473,7 @@ def test_what_a_trainer_cannot_be_fed_by_is_refused(
         FeedMixin()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_loaders_and_collators_of_ones_own_feed_it_too(tmp_path: Path, source: rf.Source) -> None:
     loader = rf.Loader(source, BATCH, shuffle=True, seed=3, num_workers=2, batch_transform=PadTokens(causal=True))

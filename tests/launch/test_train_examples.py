@@ -74,7 +74,7 @@ def kill_one(run_folder: Path, job: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_killed_rank_is_restarted_by_torchrun_and_then_resumed_on_others(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     # Else the restarted ranks read the addresses of the dead ones out of the agent's store.
@@ -193,7 +193,7 @@ def check_ledgers(run_folder: Path, ranks: int, samples: int, epochs: int) -> No
     assert first != second
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_lance_example_trains_under_torchrun(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     jobs.run(jobs.torchrun(2, EXAMPLES / "lance_torchrun.py", folder), log, 250)

@@ -13,7 +13,7 @@ from tests.test_documented_code import ROOT, program_of
 pytestmark = pytest.mark.timeout(400)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_reader_kills_the_job_and_resumes_on_three_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

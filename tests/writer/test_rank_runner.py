@@ -150,7 +150,7 @@ def test_different_arguments_are_an_error(data: Path, tmp_path: Path) -> None:
         assert re.search("other arguments|another process", error)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_different_arguments_are_an_error_of_a_late_rank_too(data: Path, tmp_path: Path) -> None:
     dest, said, go = tmp_path / "p", tmp_path / "told", tmp_path / "go"
     said.mkdir()
@@ -188,7 +188,7 @@ def test_no_rank_waits_for_one_that_is_alive_without_progress(fault: str, data: 
     assert contents(tmp_path / "p") == contents(data / "local")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_slow_rank_opens_the_dataset_that_the_others_wrote(data: Path, tmp_path: Path) -> None:
     """It comes back when they have finished and their folder is gone."""
     outcomes, codes = written(2, data, tmp_path / "p", "slow:1", stall_timeout=3)
@@ -246,7 +246,7 @@ def test_all_ranks_raise_at_once_if_another_process_writes(data: Path, tmp_path:
     assert sorted(contents(tmp_path / "p")) == ["rankfeed.json", "shard-00000.arrow"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_jobs_in_one_directory_do_not_mix(data: Path, tmp_path: Path) -> None:
     said = tmp_path / "first", tmp_path / "second"
     for folder in said:
@@ -264,7 +264,7 @@ def test_two_jobs_in_one_directory_do_not_mix(data: Path, tmp_path: Path) -> Non
     assert contents(dest) == contents(data / "local")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(150)
 def test_consecutive_writes_to_one_directory_do_not_mix(data: Path, tmp_path: Path) -> None:
     """A rank that is done with the first is at the second while others are at the first, or come later."""
