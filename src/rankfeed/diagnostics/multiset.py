@@ -51,9 +51,6 @@ class Keys:
     keys: KeyArray
     numbers: Int64
 
-    def __len__(self) -> int:
-        return len(self.keys)
-
 
 @dataclass
 class KeyCounts:
@@ -130,8 +127,9 @@ def _locate(
     ranks, rows, steps, keys, workers = places[:, np.lexsort(places[:4])]
     by_rank = keys * len(logs) + ranks
     by_worker = by_rank * (workers.max() + 2) + workers + 1
-    counts.between_ranks = len(distinct(by_rank)) - len(repeated)
-    counts.between_workers = len(distinct(by_worker)) - len(distinct(by_rank))
+    ranks_of_keys = len(distinct(by_rank))
+    counts.between_ranks = ranks_of_keys - len(repeated)
+    counts.between_workers = len(distinct(by_worker)) - ranks_of_keys
     starts = np.searchsorted(keys, np.arange(len(repeated) + 1))
     again = np.ones(len(keys), bool)
     again[starts[:-1]] = False
