@@ -162,6 +162,13 @@ def padded(rank: int, epoch: int, ranks: int, workers: int) -> Any:
     return batched([*ids, *ids[: -95 % ranks]][rank::ranks], workers)
 
 
+def padded_by_batches(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+    """A sampler of batches of different sizes repeats whole ones."""
+    batches = batched(range(90), workers)
+    random.Random(epoch).shuffle(batches)
+    return [*batches, *batches[: -len(batches) % ranks]][rank::ranks]
+
+
 def same_half(rank: int, epoch: int, ranks: int, workers: int) -> Any:
     return batched(shuffled(epoch)[: SAMPLES // 2], workers)
 
@@ -187,6 +194,7 @@ DISEASES: dict[str, tuple[Deal, str]] = {
 def test_a_sound_loader_has_no_findings(shape: Shape) -> None:
     assert severe(sound, shape=shape) == []
     assert severe(padded, shape=shape) == []
+    assert severe(padded_by_batches, shape=shape) == []
 
 
 @pytest.mark.parametrize("shape", [by_id, by_content])

@@ -160,7 +160,8 @@ def _by_kind(run: RunLog, kind: Kind, controls: Sequence[RunLog], allow: Collect
     errors = False
     for number, counts in judged:
         where = f"{run.job.name}, epoch {number}"
-        found = judge(counts, replace(facts, where=where, ranks=len(counts.orders)))
+        padding = _repeated_batches(run.epochs[number], kind)
+        found = judge(counts, replace(facts, where=where, ranks=len(counts.orders), padding=padding))
         yield from found
         errors = errors or any(each.severity == "error" for each in found)
         new = len(counts.total.keys() - kind.control[number].keys())
@@ -172,6 +173,12 @@ def _by_kind(run: RunLog, kind: Kind, controls: Sequence[RunLog], allow: Collect
         drawn = {key for each in received for order in each for key in order}
         control = {key for each in controls[0].epochs[: len(received)] for key in kind.total(each)}
         yield from never_drawn(drawn, control, facts)
+
+
+def _repeated_batches(epochs: Sequence[EpochLog], kind: Kind) -> Counter[RowKey]:
+    """The rows of batches that arrived before as they are."""
+    batches = Counter(tuple(kind.of(step)) for epoch in epochs for step in epoch.steps)
+    return Counter(key for batch, times in batches.items() for key in batch * (times - 1))
 
 
 def _counts(expected: Counter[RowKey], received: Sequence[list[RowKey]], allow: Collection[str]) -> list[Counts]:

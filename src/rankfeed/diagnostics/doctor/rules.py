@@ -6,7 +6,7 @@ With ``R`` ranks, ``W`` workers each and ``b`` rows a batch, padding up to ``R b
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from typing import Literal
@@ -45,6 +45,8 @@ class Facts:
     shuffles: bool = False
     #: Whether each of several epochs lacks the same keys; None with one epoch.
     same_lack: bool | None = None
+    #: Rows of batches that arrive again as a whole, which samplers of batches do to give ranks equal steps.
+    padding: Counter[RowKey] = field(default_factory=Counter)
     #: Whether equal keys mean equal samples (ids, indices, identifying or whole content).
     exact: bool = True
 
@@ -103,11 +105,14 @@ class Counts:
 
     @property
     def is_even(self) -> bool:
-        """Whether ranks receive the same number of rows, as samplers pad them, but not the same rows."""
-        if max(map(len, self.orders)) < 2:
-            return True
+        """Whether ranks receive the same number of rows, as samplers pad them."""
+        return len({len(order) for order in self.orders}) == 1
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether two ranks receive the same rows, or every sample arrives several times."""
         alike = any(one == other for one, other in combinations(self.by_rank, 2))
-        return len({len(order) for order in self.orders}) == 1 and not alike and not self.is_multiple
+        return max(map(len, self.orders)) > 1 and (alike or self.is_multiple)
 
 
 def judge(counts: Counts, facts: Facts) -> list[Finding]:
@@ -115,7 +120,8 @@ def judge(counts: Counts, facts: Facts) -> list[Finding]:
     excess, lack, size = counts.excess.total(), counts.lack.total(), counts.control.total()
     if not excess and not lack:
         return [] if facts.exact else [_indistinct(facts)]
-    pads = not excess or (counts.is_even and excess < facts.ranks * facts.batch)
+    is_padding = (counts.is_even or counts.excess == facts.padding) and not counts.is_alike
+    pads = not excess or (is_padding and excess < facts.ranks * facts.batch)
     # A stream that delivers a batch drops less than half of its rows.
     rests = lack <= facts.ranks * max(facts.workers, 1) * facts.batch and 2 * lack < size
     if facts.replaces and excess and not counts.is_multiple:
