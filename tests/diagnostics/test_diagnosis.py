@@ -352,6 +352,11 @@ def test_a_control_that_reads_a_part_of_its_dataset() -> None:
     assert codes(findings(split, shape=by_index, built=built)) == [("partial-epochs", "note")]
     assert codes(findings(sound, shape=by_index, built=built)) == []
 
+    def one_large_batch(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        return batched(shuffled(epoch)[:60][rank::ranks], workers, 60 // ranks)
+
+    assert codes(findings(one_large_batch, shape=by_index, built=built), notes=False) == []
+
 
 def test_a_dropped_remainder() -> None:
     def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:

@@ -87,7 +87,8 @@ def _partial_epochs(controls: Sequence[RunLog], allow: Collection[str]) -> Itera
         if size is None or any(step.indices is None for step in steps):
             return
         epochs = [Counter[RowKey](i for step in each.steps for i in step.indices or ()) for (each,) in log.epochs]
-        if any(len(each) > (1 - _PART) * size or repeated(each) >= REPETITIVE for each in epochs):
+        remainder = max([_PART * size, *(len(step.indices or ()) for step in steps)])
+        if not epochs or any(len(each) + remainder >= size or repeated(each) >= REPETITIVE for each in epochs):
             return
         same = all(each.keys() == epochs[0].keys() for each in epochs)
         severity: Severity = "note" if same or "partial" in allow else "unproven"
