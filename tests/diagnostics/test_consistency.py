@@ -120,6 +120,19 @@ def test_an_index_that_is_another_sample_on_each_rank(name: str, seed: str) -> N
             assert found[0][1] == "error"
 
 
+def test_content_that_no_single_process_delivers_is_not_proven() -> None:
+    """A cache with too short a key, or noise that is seeded by rank and sample, unless a label tells."""
+
+    def cached(index: int, at: Place) -> dict[str, object]:
+        return {"x": number(index % 12, at[1], at[3])}
+
+    def with_label(index: int, at: Place) -> dict[str, object]:
+        return {"x": number(index, at[1]), "y": index % 7}
+
+    assert codes(examined(cached, sound, 3), notes=False) == [("differs-between-ranks", "unproven")]
+    assert codes(examined(with_label, sound, 3), notes=False) == []
+
+
 @pytest.mark.parametrize("deal", [sound, padded])
 @pytest.mark.parametrize("seed", ["same", *SEEDS])
 def test_texts_that_are_padded_to_the_longest_of_their_batch(deal: Deal, seed: str) -> None:

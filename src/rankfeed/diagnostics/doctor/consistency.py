@@ -75,6 +75,22 @@ def sample_fields(controls: Sequence[RunLog]) -> set[str]:
     return {name for name in names if all(_is_seen_moved(name, each) for each in readings)}
 
 
+def unknown_content(controls: Sequence[RunLog], run: RunLog) -> str:
+    """Whether fields that depend on the index alone in one process have values of no index in a run, or ""."""
+    fields, shares = sorted(sample_fields(controls)), []
+    paddings = {
+        name: padding_of(name, [step for log in (*controls, run) for step in log.steps]) for name in fields
+    }
+    for name, padding in paddings.items():
+        known = {key for log in controls for step in log.steps for key in step.unpadded(name, padding)}
+        keys = [key for step in run.steps for key in step.unpadded(name, padding)]
+        shares.append(sum(key not in known for key in keys) / max(1, len(keys)))
+    if not shares or min(shares) <= _OTHER:
+        return ""
+    found = f"{min(shares):.0%} of the rows have values of {', '.join(fields)}"
+    return f"{run.job.name}: {found} that one process never reads"
+
+
 def index_fields(logs: Sequence[RunLog]) -> set[str]:
     """Fields that are the index itself, which says nothing about the sample."""
     steps = [step for log in logs for step in log.steps if step.indices]

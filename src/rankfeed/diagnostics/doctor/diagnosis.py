@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from rankfeed.diagnostics.doctor import outcomes, resources
-from rankfeed.diagnostics.doctor.consistency import conflicts, sample_fields
+from rankfeed.diagnostics.doctor.consistency import conflicts, sample_fields, unknown_content
 from rankfeed.diagnostics.doctor.kinds import Kind, choose
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
 from rankfeed.diagnostics.doctor.rules import (
@@ -71,6 +71,12 @@ def _found(
         if (one == other and one_dataset and one >= len(good)) or (other < len(good) and kind is None):
             yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
     yield from _partial_epochs(good, allow)
+    if kind is not None and kind.name == "indices":
+        for text in filter(None, (unknown_content(good, run) for run in runs)):
+            what = (
+                "samples have other content than in one process: a wrong cache, or a seed that contains the rank"
+            )
+            yield finding("differs-between-ranks", "unproven", what, text)
     for run in runs:
         if any(True for _ in run.steps):
             yield from _counted(run, kind, kinds, good, allow)
