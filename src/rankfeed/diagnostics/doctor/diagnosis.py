@@ -73,9 +73,7 @@ def _found(
     yield from _partial_epochs(good, allow)
     if kind is not None and kind.name == "indices":
         for text in filter(None, (unknown_content(good, run) for run in runs)):
-            what = (
-                "samples have other content than in one process: a wrong cache, or a seed that contains the rank"
-            )
+            what = "samples have other content than in one process: a wrong cache, or a seed with the rank in it"
             yield finding("differs-between-ranks", "unproven", what, text)
     for run in runs:
         if any(True for _ in run.steps):
