@@ -138,7 +138,7 @@ CASES = [
     Case("of_torch:own_seed_on_each_rank", (UNSHARDED,), workers=0),
     Case("of_torch:stream_for_each_worker", (TWICE,), quick=True),
     Case("of_torch:stream_for_each_worker", SOUND, workers=0),
-    Case("of_torch:stream_for_each_worker", (TWICE,), quick=True, method="spawn"),
+    Case("of_torch:stream_for_each_worker", (TWICE,), method="spawn"),
     Case("of_torch:stream_for_each_rank", (UNSHARDED,)),
     Case("of_torch:stream_for_everybody", (TWICE, UNSHARDED)),
     Case("of_torch:other_split_on_each_rank", (DIFFERS, UNSHARDED)),

@@ -75,20 +75,25 @@ def sample_fields(controls: Sequence[RunLog]) -> set[str]:
     return {name for name in names if all(_is_seen_moved(name, each) for each in readings)}
 
 
-def unknown_content(controls: Sequence[RunLog], run: RunLog) -> str:
-    """Whether fields that depend on the index alone in one process have values of no index in a run, or ""."""
-    fields, shares = sorted(sample_fields(controls)), []
-    paddings = {
-        name: padding_of(name, [step for log in (*controls, run) for step in log.steps]) for name in fields
-    }
-    for name, padding in paddings.items():
-        known = {key for log in controls for step in log.steps for key in step.unpadded(name, padding)}
-        keys = [key for step in run.steps for key in step.unpadded(name, padding)]
-        shares.append(sum(key not in known for key in keys) / max(1, len(keys)))
-    if not shares or min(shares) <= _OTHER:
-        return ""
-    found = f"{min(shares):.0%} of the rows have values of {', '.join(fields)}"
-    return f"{run.job.name}: {found} that one process never reads"
+def unknown_content(controls: Sequence[RunLog], runs: Sequence[RunLog]) -> list[str]:
+    """Runs in which fields that depend on the index alone in one process have values that it never reads."""
+    fields, texts = sorted(sample_fields(controls)), []
+    if not fields:
+        return []
+    steps = [step for log in (*controls, *runs) for step in log.steps]
+    paddings = {name: padding_of(name, steps) for name in fields}
+    known = {name: {*_values(controls, name, padding)} for name, padding in paddings.items()}
+    for run in runs:
+        rows = [(known[name], _values([run], name, padding)) for name, padding in paddings.items()]
+        share = min(sum(key not in read for key in keys) / max(1, len(keys)) for read, keys in rows)
+        if share > _OTHER:
+            found = f"{share:.0%} of the rows have values of {', '.join(fields)}"
+            texts.append(f"{run.job.name}: {found} that one process never reads")
+    return texts
+
+
+def _values(logs: Sequence[RunLog], name: str, padding: Padding | None) -> list[int]:
+    return [key for log in logs for step in log.steps for key in step.unpadded(name, padding)]
 
 
 def index_fields(logs: Sequence[RunLog]) -> set[str]:

@@ -72,7 +72,7 @@ def _found(
             yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
     yield from _partial_epochs(good, allow)
     if kind is not None and kind.name == "indices":
-        for text in filter(None, (unknown_content(good, run) for run in runs)):
+        for text in unknown_content(good, runs):
             what = "samples have other content than in one process: a wrong cache, or a seed with the rank in it"
             yield finding("differs-between-ranks", "unproven", what, text)
     for run in runs:
