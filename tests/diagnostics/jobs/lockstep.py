@@ -64,6 +64,7 @@ HANGING = ("sleep", "subgroup", "slow", "evaluation", "after", "leave", "gather"
 #: Cases that are seen at the limit, or before.
 AT_LIMIT = ("return", "return to barrier", "stop", "gil", "never", *HANGING)
 STEPS = 40
+BACKEND = os.environ.get("LOCKSTEP_BACKEND", "gloo")
 
 
 class Loader:
@@ -128,7 +129,9 @@ def train(lockstep: Any, model: Any, case: str, at: int, pair: Any = None, evalu
                 dist.all_reduce(torch.ones(1))
         if pair is not None:
             dist.all_reduce(torch.ones(1), group=pair)
-        model(batch).sum().backward()
+        loss = model(batch).sum()
+        loss.backward()
+        loss.item()  # on a GPU this waits for what the steps before have enqueued
 
 
 def send_on(rank: int, batch: torch.Tensor) -> None:
@@ -153,11 +156,14 @@ def barrier(rank: int, ranks: int, step: int) -> None:
 
 def work(rank: int, ranks: int, port: int, case: str, at: int, limit: float, how: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
+    os.environ["NCCL_HOSTID"] = str(rank)  # NCCL refuses two ranks on one GPU, unless they are on two hosts
     log = os.open(f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group(BACKEND)
+    if BACKEND == "nccl":
+        torch.set_default_device("cuda")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     told: dict[str, Any] = {}
     watched = rf.Lockstep(Loader(case, at), limit=limit)

@@ -1,0 +1,92 @@
+"""Batches on a GPU hold what they hold without one, whoever builds them and however long they are kept."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.loading.feeds import feed, same, take
+
+import rankfeed as rf
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.timeout(300),
+]
+ENGINES: list[dict[str, Any]] = [
+    {"num_workers": 0},
+    {"num_workers": 2},
+    {"num_workers": 2, "worker_kind": "process"},
+]
+
+
+def on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {name: on_cpu(each) for name, each in value.items()}
+    return [on_cpu(each) for each in value] if isinstance(value, list) else value
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [tensor for each in parts for tensor in tensors(each)]
+
+
+@pytest.mark.parametrize("ragged", ["pad", "list"])
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_batches_hold_what_they_hold_on_the_cpu(engine: dict[str, Any], ragged: Any) -> None:
+    options: dict[str, Any] = {"size": 400, "shuffle": "global", "seed": 3, "ragged": ragged}
+    batches = list(feed(device="cuda", **engine, **options))
+    assert all(each.device.type == "cuda" for each in tensors(batches))
+    assert same(on_cpu(batches), list(feed(**options)))
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_nested_tensors(engine: dict[str, Any]) -> None:
+    found = list(feed(device="cuda", ragged="nested", **engine))
+    for one, other in zip(found, feed(ragged="nested"), strict=True):
+        assert one["x"].is_nested
+        assert one["x"].device.type == "cuda"
+        assert torch.equal(one["x"].values().cpu(), other["x"].values())
+        assert torch.equal(one["x"].offsets().cpu(), other["x"].offsets())
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_a_busy_gpu_does_not_receive_the_next_batch_in_place_of_this_one(engine: dict[str, Any]) -> None:
+    """A copy that waits behind other work reads the memory that the CPU had at the call."""
+    rows = torch.arange(2000 * 4096, dtype=torch.float32).reshape(2000, 4096)
+    data = rf.from_dataset(torch.utils.data.TensorDataset(rows))
+    loader = rf.Loader(data, 64, device="cuda", topology=rf.Topology(), **engine)
+    busy = torch.randn(6000, 6000, device="cuda")
+    kept = []
+    for (batch,) in loader:
+        for _ in range(3):
+            busy = busy @ busy * 1e-4
+        kept.append(batch)
+    found = torch.cat(kept).cpu()
+    assert torch.equal(found, rows)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_resuming(engine: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"size": 200, "shuffle": "global", "device": "cuda", **engine}
+    whole, first = feed(**options), feed(**options)
+    everything = list(whole)
+    begun = take(iter(first), 7)
+    second = feed(**options)
+    second.load_state_dict(first.state_dict())
+    assert same(on_cpu(begun + list(second)), on_cpu(everything))
+
+
+def test_pinned_memory_is_given_back() -> None:
+    """Pinned memory is reused: it does not grow with the number of batches."""
+    data = rf.from_dataset(torch.utils.data.TensorDataset(torch.zeros(4096, 1024)))
+    loader = rf.Loader(data, 64, device="cuda", topology=rf.Topology())
+    sizes = []
+    for _ in range(4):
+        for (batch,) in loader:
+            batch.sum().item()
+        sizes.append(torch.cuda.host_memory_stats()["allocated_bytes.current"])
+    assert sizes[-1] <= sizes[0]
