@@ -23,7 +23,8 @@ from tests.support.prepared import build, control
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, PrepareError
 from rankfeed.prepare.build import BuildAttempt, BuilderTraceback, raise_failure
-from rankfeed.prepare.marker import MARKER_NAME, changed_files, key_with_inputs
+from rankfeed.prepare.inputs import key_with_inputs
+from rankfeed.prepare.marker import MARKER_NAME, changed_files
 from rankfeed.prepare.wait import WaitReporter
 from rankfeed.storage import lease
 from rankfeed.storage.failure import Failure, write_failure

@@ -20,7 +20,8 @@ from tests.support.prepared import build, control
 
 import rankfeed as rf
 from rankfeed.errors import PrepareError
-from rankfeed.prepare import marker, swap
+from rankfeed.prepare import swap
+from rankfeed.prepare.inputs import key_with_inputs
 from rankfeed.prepare.marker import MARKER_NAME, changed_files
 
 
@@ -163,14 +164,14 @@ def test_inputs_are_asked_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     os.mkfifo(tmp_path / "pipe")  # is not opened
     seen = os.stat(raw)
     raw.write_text("22")
-    right = marker.key_with_inputs("", [raw, tmp_path / "pipe"])
+    right = key_with_inputs("", [raw, tmp_path / "pipe"])
     real = os.stat
 
     def cached(file: Any, **options: Any) -> os.stat_result:
         return seen if file == raw else real(file, **options)
 
     monkeypatch.setattr(os, "stat", cached)
-    assert marker.key_with_inputs("", [raw, tmp_path / "pipe"]) == right
+    assert key_with_inputs("", [raw, tmp_path / "pipe"]) == right
 
 
 @contextmanager

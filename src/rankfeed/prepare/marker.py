@@ -2,16 +2,15 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
 from rankfeed.errors import PrepareError, listed
+from rankfeed.prepare.inputs import raise_error
 from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.commit import decodable, fsync_dir, read_record, write_record
 from rankfeed.storage.network_fs import is_gone, refresh_path, stat_uncached
@@ -164,39 +163,6 @@ def refuse_foreign_files(path: Path, state: DirState) -> None:
         )
 
 
-def key_with_inputs(key: str, inputs: Sequence[str | os.PathLike[str]]) -> str:
-    """The key for the marker: the caller's, combined with the sizes and times of the input files."""
-    pieces = [key.encode()]
-    for each in inputs:
-        root = Path(each)
-        try:
-            walked = walk_links(root, onerror=_raise) if root.is_dir() else [(str(root.parent), [], [root.name])]
-            for file in (Path(place, name) for place, _, names in walked for name in names):
-                found = os.stat(file)
-                if stat.S_ISREG(found.st_mode):  # opening a pipe would block
-                    with suppress(PermissionError):
-                        found = stat_uncached(file)  # this host may have cached an earlier state
-                facts = f"{root.name}/{file.relative_to(root)} {found.st_size} {found.st_mtime_ns}"
-                pieces.append(facts.encode("utf-8", "surrogateescape"))
-        except OSError as error:
-            where = error.filename or root
-            raise PrepareError("cannot read an input", found=error.strerror or error, where=where) from error
-    return digest_of(*pieces) if inputs else key
-
-
-def walk_links(
-    top: Path, onerror: Callable[[OSError], object] | None = None
-) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk` in the order of names that follows links to directories, except links back to a parent."""
-    for place, folders, files in os.walk(top, followlinks=True, onerror=onerror):
-        is_link = os.path.islink(place) and place != os.fspath(top)
-        if is_link and os.path.realpath(place) in map(os.path.realpath, Path(place).parents):
-            folders.clear()
-            continue
-        folders.sort()
-        yield place, folders, sorted(files)
-
-
 def write_marker(staging: Path, key: str, host: str, seconds: float) -> None:
     """Flush all files of a build to disk and write the marker that lists them."""
     # A marker that was copied from another directory is not a file of this build.
@@ -213,13 +179,9 @@ def write_marker(staging: Path, key: str, host: str, seconds: float) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for place, folders, files in os.walk(folder, onerror=_raise):
+    for place, folders, files in os.walk(folder, onerror=raise_error):
         yield from (Path(place, name) for name in files)
         yield from (Path(place, name) for name in folders if os.path.islink(os.path.join(place, name)))
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error
 
 
 def _flushed(staging: Path, path: Path) -> FileEntry:

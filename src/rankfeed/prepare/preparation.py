@@ -27,7 +27,8 @@ from rankfeed._util.validate import (
 )
 from rankfeed.errors import PrepareError, RankfeedError
 from rankfeed.prepare.build import Build, BuildAttempt, cannot_prepare, raise_failure
-from rankfeed.prepare.marker import DirState, inspect_dir, key_with_inputs, refuse_foreign_files
+from rankfeed.prepare.inputs import key_with_inputs
+from rankfeed.prepare.marker import DirState, inspect_dir, refuse_foreign_files
 from rankfeed.prepare.swap import check_target, control_dir, refuse_irreplaceable
 from rankfeed.prepare.wait import WaitReporter, building, refuse_reentry
 from rankfeed.storage.failure import next_attempt

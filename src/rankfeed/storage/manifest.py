@@ -19,6 +19,8 @@ from rankfeed.storage.safe_names import check_data_name
 
 #: A directory with a file of this name is a written dataset.
 MANIFEST_NAME = "rankfeed.json"
+#: The file of a shard, by its number; names sort in the order of the shards.
+SHARD_NAME = "shard-{:05d}.arrow"
 VERSION = 1
 
 _MAX = (1 << 63) - 1

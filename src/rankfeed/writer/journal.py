@@ -12,7 +12,7 @@ import msgspec
 
 from rankfeed.errors import WriteError
 from rankfeed.storage.commit import decodable, fsync_dir, read_record, write_atomic, write_record
-from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, ShardInfo, load_manifest
+from rankfeed.storage.manifest import MANIFEST_NAME, SHARD_NAME, Manifest, ShardInfo, load_manifest
 from rankfeed.storage.safe_names import check_data_name
 from rankfeed.writer.chunk import Fields
 from rankfeed.writer.staging import JOURNAL_NAME, Part, clear
@@ -52,7 +52,7 @@ def commit(
     taken = {shard.path for shard in shards}
     number = len(shards)
     for part in parts:
-        while (name := f"shard-{number:05d}.arrow") in taken:
+        while (name := SHARD_NAME.format(number)) in taken:
             number += 1
         taken.add(name)
         shards.append(msgspec.structs.replace(part.shard, path=name))

@@ -36,8 +36,22 @@ class _Joined:
     nodes: tuple[Int64, ...] = ()  # of each graph, in the stores that the values refer to (source, target)
 
 
+class _Offsets:
+    """Where the graphs of a batch begin in its attributes; computed once for those with the same lengths array."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Int64, Int64]] = {}  # holds the lengths too, so that their id stays theirs
+
+    def of(self, lengths: Int64) -> Int64:
+        """int64 [graphs + 1]; not to be modified."""
+        known = self._known.get(id(lengths))
+        if known is None:
+            known = self._known[id(lengths)] = lengths, starts_of(lengths)
+        return known[1]
+
+
 def _fill_store(
-    out: Any, attributes: Iterable[_Joined], nodes: Int64 | None, follow_batch: Collection[str]
+    out: Any, attributes: Iterable[_Joined], nodes: Int64 | None, follow_batch: Collection[str], offsets: _Offsets
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write a store of a batch; its slices and increments. ``nodes`` of each graph for ``batch`` and ``ptr``."""
     slices: dict[str, Any] = {}
@@ -46,25 +60,25 @@ def _fill_store(
         if each.name == "num_nodes":
             out._num_nodes, out.num_nodes = each.values, sum(each.values)
             continue
-        offsets = torch.from_numpy(starts_of(each.lengths))
-        increments[each.name] = _add_increments(each)
-        out[each.name], slices[each.name] = each.values, offsets
+        begins = torch.from_numpy(offsets.of(each.lengths))
+        increments[each.name] = _add_increments(each, offsets)
+        out[each.name], slices[each.name] = each.values, begins
         if each.name in follow_batch:
             out[f"{each.name}_batch"] = _graph_numbers(each.lengths)
-            out[f"{each.name}_ptr"] = offsets.clone()
+            out[f"{each.name}_ptr"] = begins.clone()
     if nodes is not None:
         out.batch = _graph_numbers(nodes)
-        out.ptr = torch.from_numpy(starts_of(nodes))
+        out.ptr = torch.from_numpy(offsets.of(nodes).copy())
     return slices, increments
 
 
-def _add_increments(each: _Joined) -> torch.Tensor | None:
+def _add_increments(each: _Joined, offsets: _Offsets) -> torch.Tensor | None:
     """Add the number of nodes of earlier graphs to node numbers; what was added for each graph."""
     if not isinstance(each.values, torch.Tensor):
         return None
     if not each.nodes:
         return torch.zeros(len(each.lengths), dtype=torch.int64)
-    increments = [starts_of(nodes)[:-1] for nodes in each.nodes]
+    increments = [offsets.of(nodes)[:-1] for nodes in each.nodes]
     for row, increment in zip(each.values if len(increments) > 1 else [each.values], increments, strict=True):
         row += torch.from_numpy(np.repeat(increment, each.lengths)).to(row.dtype)
     return torch.from_numpy(increments[0] if len(increments) == 1 else np.stack(increments, axis=1)[:, :, None])
@@ -99,7 +113,9 @@ def join_graphs(
                 return None
             attributes.append(joined)
     batch = copy.copy(empty)
-    slices, increments = _fill_store(batch.stores[0], attributes, nodes if has_batch else None, follow_batch)
+    slices, increments = _fill_store(
+        batch.stores[0], attributes, nodes if has_batch else None, follow_batch, _Offsets()
+    )
     batch._num_graphs, batch._slice_dict, batch._inc_dict = len(graphs), slices, increments
     return batch
 
@@ -231,15 +247,23 @@ class GraphLayout:
     def collate(self, ids: Int64, follow_batch: Collection[str] = (), exclude_keys: Collection[str] = ()) -> Any:
         """A ``Batch`` equal to ``Batch.from_data_list`` of the graphs ``ids`` (int64)."""
         batch = copy.copy(self._empty_batch)
-        nodes = {key: None if counts is None else counts[ids] for key, counts in self._nodes.items()}
+        chosen: dict[int, Int64] = {}  # of attributes with the same starts, the same array
+
+        def of_ids(lengths: Int64) -> Int64:
+            if (found := chosen.get(id(lengths))) is None:
+                found = chosen[id(lengths)] = lengths[ids]
+            return found
+
+        nodes = {key: None if counts is None else of_ids(counts) for key, counts in self._nodes.items()}
         rows: dict[int, torch.Tensor] = {}
+        offsets = _Offsets()
         batch._slice_dict, batch._inc_dict = {}, {}
         for store, out in zip(self._stores, batch.stores, strict=True):
             attributes = [
                 _Joined(
                     each.name,
-                    _gather(each, ids, rows),
-                    each.lengths[ids],
+                    _gather(each, ids, of_ids(each.lengths), offsets, rows),
+                    of_ids(each.lengths),
                     tuple(counts for key in each.node_stores if (counts := nodes[key]) is not None),
                 )
                 for each in store.attributes
@@ -247,7 +271,8 @@ class GraphLayout:
             ]
             if store.num_nodes is not None and "num_nodes" not in exclude_keys:
                 attributes.append(_Joined("num_nodes", store.num_nodes[ids].tolist(), ids))
-            filled = _fill_store(out, attributes, nodes[store.key] if store.has_batch else None, follow_batch)
+            counts = nodes[store.key] if store.has_batch else None
+            filled = _fill_store(out, attributes, counts, follow_batch, offsets)
             for entries, found in zip((batch._slice_dict, batch._inc_dict), filled, strict=True):
                 if store.key is None:
                     entries.update(found)
@@ -257,9 +282,9 @@ class GraphLayout:
         return batch
 
 
-def _gather(each: _Attribute, ids: Int64, rows: dict[int, torch.Tensor]) -> Any:
+def _gather(each: _Attribute, ids: Int64, lengths: Int64, offsets: _Offsets, rows: dict[int, torch.Tensor]) -> Any:
     """The values of some graphs; ``rows`` keeps the indices that attributes with the same starts share."""
-    values, dim, lengths = each.values, each.dim, each.lengths[ids]
+    values, dim = each.values, each.dim
     if not isinstance(values, torch.Tensor):
         return [values[number] for number in ids.tolist()]
     row_bytes = values.nbytes // max(1, values.size(dim))
@@ -268,7 +293,7 @@ def _gather(each: _Attribute, ids: Int64, rows: dict[int, torch.Tensor]) -> Any:
         return torch.cat([values.narrow(dim, start, length) for start, length in slices], dim=dim)
     index = rows.get(id(each.starts))
     if index is None:
-        found = np.repeat(each.starts[ids] - starts_of(lengths)[:-1], lengths)
+        found = np.repeat(each.starts[ids] - offsets.of(lengths)[:-1], lengths)
         found += np.arange(len(found))
         index = rows[id(each.starts)] = torch.from_numpy(found)
     return values.index_select(dim, index)
