@@ -24,6 +24,8 @@ OVERHEAD = 6
 #: Keys kept in memory before they are written, few enough to be sorted in the cache; the type of their numbers.
 _BUFFER, _NUMBER = 1 << 17, np.dtype(np.uint32)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+#: Numbers that several passes over them find in the cache.
+_IN_CACHE = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -157,11 +159,14 @@ def _find(keys: KeyArray, among: KeyArray) -> Int64:
 
 
 def _digest(keys: KeyArray) -> int:
-    mixed = _first_words(keys) + _MIX  # no small number is 0
-    mixed *= _MIX
-    mixed ^= mixed >> np.uint64(29)
-    mixed *= _MIX
-    return int(np.sum(mixed, dtype=np.uint64))
+    words, total = _first_words(keys), np.uint64(0)
+    for start in range(0, len(words), _IN_CACHE):
+        mixed = words[start : start + _IN_CACHE] + _MIX  # no small number is 0
+        mixed *= _MIX
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= _MIX
+        total = np.add(total, np.sum(mixed, dtype=np.uint64), dtype=np.uint64)
+    return int(total)
 
 
 def _partition(keys: KeyArray) -> npt.NDArray[np.uint16]:
