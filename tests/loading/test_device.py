@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tests.loading.feeds import feed, same, take
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import rankfeed as rf
 
@@ -19,19 +20,8 @@ ENGINES: list[dict[str, Any]] = [
 ]
 
 
-def on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {name: on_cpu(each) for name, each in value.items()}
-    return [on_cpu(each) for each in value] if isinstance(value, list) else value
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-    return [tensor for each in parts for tensor in tensors(each)]
+def on_cpu(batches: Any) -> Any:
+    return tree_map_only(torch.Tensor, torch.Tensor.cpu, batches)
 
 
 @pytest.mark.parametrize("ragged", ["pad", "list"])
@@ -39,7 +29,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
 def test_batches_hold_what_they_hold_on_the_cpu(engine: dict[str, Any], ragged: Any) -> None:
     options: dict[str, Any] = {"size": 400, "shuffle": "global", "seed": 3, "ragged": ragged}
     batches = list(feed(device="cuda", **engine, **options))
-    assert all(each.device.type == "cuda" for each in tensors(batches))
+    assert all(each.device.type == "cuda" for each in tree_leaves(batches) if isinstance(each, torch.Tensor))
     assert same(on_cpu(batches), list(feed(**options)))
 
 
