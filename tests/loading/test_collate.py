@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from rankfeed.loading.state import encode_state
 from rankfeed.plan import Cursor
 from rankfeed.sources import from_dataset
 from rankfeed.topology import Topology
+from rankfeed.writer import write
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
 
@@ -103,6 +105,42 @@ def test_dense_columns_are_tensors_of_their_dtype_and_text_and_bytes_are_lists(e
         assert np.array_equal(batch["point"], np.stack(rows_of("point", batch["id"])))
         assert batch["raw"] == rows_of("raw", batch["id"])
         assert batch["name"] == rows_of("name", batch["id"])
+
+
+def backwards(batch: dict[str, Any]) -> dict[str, Any]:
+    return batch | {"raw": batch["raw"][::-1]}
+
+
+@every_engine
+@pytest.mark.parametrize("transform", [None, dict], ids=["columns", "samples"])
+@pytest.mark.parametrize("size", [3, 40_000])  # small ones are sent by pickle from worker processes
+def test_byte_strings_are_views_of_one_buffer(
+    engine: dict[str, Any], transform: Any, size: int, tmp_path: Path
+) -> None:
+    source = write(
+        ({"raw": bytes([number]) * (number * size // 60), "name": str(number)} for number in range(60)),
+        tmp_path / "data",
+        progress=False,
+    )
+    options: dict[str, Any] = {"transform": transform, "shuffle": True, "topology": Topology(), **engine}
+    loader = Loader(source, 8, bytes_as="view", batch_transform=backwards, **options)
+    batches = list(loader)  # kept: a buffer is not used again while a view of it exists
+    for batch, plain in zip(batches, Loader(source, 8, **options), strict=True):
+        assert [bytes(each) for each in batch["raw"]] == plain["raw"][::-1]
+        assert {type(each) for each in batch["raw"]} == {memoryview}
+        assert len({id(each.obj) for each in batch["raw"]}) == 1
+        assert batch["name"] == plain["name"]
+    kept = batches[2]["raw"][3]
+    expected = bytes(kept)
+    batches.clear()
+    for _ in range(3):
+        list(loader)
+    assert kept == expected
+
+
+def test_an_unknown_form_of_byte_strings_is_refused() -> None:
+    with pytest.raises(errors.ArgumentError, match="bytes_as"):
+        feed(bytes_as="array")
 
 
 @every_engine

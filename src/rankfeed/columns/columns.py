@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Self
 
@@ -171,6 +172,8 @@ class Bytes(Segmented):
     Examples:
         >>> Bytes.of([b"ab", b""]).rows()
         [b'ab', b'']
+        >>> Bytes.of([b"ab", b""]).views()[0] == b"ab"
+        True
     """
 
     @classmethod
@@ -182,6 +185,12 @@ class Bytes(Segmented):
         values = np.frombuffer(b"".join(encoded), np.uint8)
         pointers = RowPointers.into(values, np.cumsum(lengths) - lengths, lengths)
         return cls(pointers, Field("str" if text else "bytes"))
+
+    def views(self, allocate: Allocate = np.empty) -> list[memoryview]:
+        """Each row as a view of one buffer."""
+        values, offsets = self.compact(allocate)
+        whole = values.data
+        return [whole[first:last] for first, last in pairwise(offsets.tolist())]
 
     def rows(self) -> list[Any]:
         content = self.pointers.content()

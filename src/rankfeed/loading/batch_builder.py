@@ -33,7 +33,7 @@ from rankfeed.columns.layout import (
     resolve_dtypes,
 )
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, StreamError, TransformError, safe_str
-from rankfeed.loading.collate import Padding, RaggedAs, check_collated, collate, collate_samples
+from rankfeed.loading.collate import BytesAs, Padding, RaggedAs, check_collated, collate, collate_samples
 from rankfeed.loading.row_lookup import RowLookup
 from rankfeed.plan import RngStreams, Schedule, wants_rng
 from rankfeed.sources import Source
@@ -91,6 +91,7 @@ class BatchBuilder:
     id_column: str | None
     seed_globals: bool  # not in threads, which share the global generators
     columns: Sequence[str] | None = None
+    bytes_as: BytesAs = "bytes"
     prefetch_steps: int = 0  # how many steps ahead reads are announced to the source; a multiple of stride
     stride: int = 1  # a worker process builds one step in `stride`, and announces only these to its source
     #: Of single samples; None where batches are built from columns, by collate_fn, or by the source's own collate.
@@ -320,15 +321,16 @@ class BatchBuilder:
 
     def _collate(self, rows: Columns | Sequence[Any], spec: BatchSpec) -> tuple[Any, Padding]:
         layout = self.layout
+        form: dict[str, Any] = {"pad_to": self.pad_to, "bytes_as": self.bytes_as}
         try:
             if self.collate_fn is not None:
                 return self.collate_fn(list(rows)), (0, 0)
             if isinstance(rows, Columns):
-                return collate(rows, self.ragged, self.allocate, pad_to=self.pad_to)
+                return collate(rows, self.ragged, self.allocate, **form)
             if layout is None and self.source.collate is not None:
                 return self.source.collate(rows), (0, 0)
             assert layout is not None, "the layout is fixed before the first batch"
-            return collate_samples(rows, layout, self.ragged, self.allocate, pad_to=self.pad_to)
+            return collate_samples(rows, layout, self.ragged, self.allocate, **form)
         except Mismatch as error:
             raise self.field_error(error, f"sample {spec.ids[error.row]}, {spec.where}", layout) from error
         except (Exception, SystemExit) as error:

@@ -13,6 +13,7 @@ from rankfeed.columns.layout import Layout, Leaf, Mismatch, Path, dotted_name, f
 from rankfeed.errors import ArgumentError
 
 RaggedAs = Literal["pad", "nested", "list"]
+BytesAs = Literal["bytes", "view"]
 #: What a loader yields, unless samples are tuples or a ``collate_fn`` returns something else.
 Batch = dict[str, torch.Tensor | list[Any]]
 #: Bytes of padding, and of the padded columns.
@@ -29,9 +30,14 @@ def check_ragged(ragged: object, pad_to: object = 1) -> tuple[RaggedAs, int]:
 
 
 def collate(
-    columns: Columns, ragged: RaggedAs, allocate: Allocate = np.empty, *, pad_to: int = 1
+    columns: Columns,
+    ragged: RaggedAs,
+    allocate: Allocate = np.empty,
+    *,
+    pad_to: int = 1,
+    bytes_as: BytesAs = "bytes",
 ) -> tuple[dict[str, Any], Padding]:
-    """A batch as a dict of tensors, and its padding; bytes and text as lists.
+    """A batch as a dict of tensors, and its padding; bytes and text as lists, bytes also as views of one buffer.
 
     A ragged column is padded, with ``<name>_lengths`` (int64 [rows]) beside it and its longest length rounded up
     to a multiple of ``pad_to``; or it becomes a jagged nested tensor, or a list of tensors.
@@ -43,6 +49,8 @@ def collate(
             batch[name] = torch.from_numpy(column.gather(allocate))
         elif isinstance(column, Ragged):
             batch[name] = _collate_ragged(column, ragged, allocate, pad_to, padded)
+        elif isinstance(column, Bytes) and bytes_as == "view" and column.field.kind == "bytes":
+            batch[name] = column.views(allocate)
         elif isinstance(column, Bytes):
             retain_heap()
             batch[name] = column.rows()
@@ -58,6 +66,7 @@ def collate_samples(
     allocate: Allocate = np.empty,
     *,
     pad_to: int = 1,
+    bytes_as: BytesAs = "bytes",
 ) -> tuple[Any, Padding]:
     """A batch of samples one by one, of a wrapped Dataset, a transform or a stream: dicts, tuples or values."""
     padded: list[_Padded] = []
@@ -68,6 +77,8 @@ def collate_samples(
             return torch.utils.data.default_collate(list(rows))
         if leaf.how == "arrays":
             return [torch.from_numpy(np.array(row)) for row in rows]
+        if bytes_as == "view" and leaf.field.kind == "bytes":
+            return Bytes.of(rows).views(allocate)
         if leaf.how != "tensor":
             return list(rows)
         field = leaf.field

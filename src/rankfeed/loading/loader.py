@@ -4,7 +4,7 @@ import copy
 import os
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Never
+from typing import Any, Literal, Never, get_args
 
 import torch
 from torch.utils.data import Dataset
@@ -20,7 +20,7 @@ from rankfeed.loading._compat import (
 )
 from rankfeed.loading.audit import EpochAudit
 from rankfeed.loading.batch_builder import BatchBuilder, preserve_rng_state
-from rankfeed.loading.collate import Batch, RaggedAs, check_ragged
+from rankfeed.loading.collate import Batch, BytesAs, RaggedAs, check_ragged
 from rankfeed.loading.device import check_device
 from rankfeed.loading.epoch import EpochProgress, iterate_epoch
 from rankfeed.loading.lazy_topology import LazyTopology
@@ -89,6 +89,8 @@ class Loader(DataLoaderCompat):
         collate_fn: called with a list of samples; returns the batch, instead of the loader's own collation.
         ragged: "pad" (with ``<name>_lengths``), "nested" (jagged nested tensors) or "list".
         pad_to: under "pad", rows are padded to a multiple of this number: few shapes, for ``torch.compile``.
+        bytes_as: "bytes" (a list of byte strings, each of which is a copy) or "view" (a list of memoryviews of one
+            buffer, which is used again when the last of them is gone); text is a list of str in both cases.
         num_workers: threads or processes that build batches ahead; 0 builds each when it is requested. A stream is
             read once per rank, by one thread.
         worker_kind: "thread" or "process"; the batches are the same.
@@ -139,6 +141,7 @@ class Loader(DataLoaderCompat):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         ragged: RaggedAs = "pad",
         pad_to: int = 1,
+        bytes_as: BytesAs = "bytes",
         num_workers: int = 0,
         worker_kind: WorkerKind = "thread",
         prefetch_factor: int = 2,
@@ -175,6 +178,7 @@ class Loader(DataLoaderCompat):
             collate_fn=collate_fn,
             ragged=ragged,
             pad_to=pad_to,
+            bytes_as=check_choice("bytes_as", bytes_as, get_args(BytesAs)),
             seed=check_int("seed", seed),
             id_column=id_column,
             seed_globals=self.num_workers == 0 or uses_processes,
