@@ -4,11 +4,15 @@
  * every Python. Rows are checked to be within their memory. The one fault that this cannot exclude is a SIGBUS, because
  * another process may truncate a file while it is mapped here: the copy then stops and returns the number of a row.
  */
+#define _GNU_SOURCE
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 /* Rows ahead of the copy whose first cache lines are loaded: far enough to hide a miss of cache and TLB. */
@@ -73,9 +77,9 @@ static void fill_rest(char *at, int64_t left, const char *fill, int64_t fill_byt
         memcpy(at + done, at, done < left - done ? done : left - done);
 }
 
-/* Memory that rows are in; descriptor (-1 for none) and mapped size of its file, and the call that checked that. */
+/* Memory that rows are in; of its file descriptor (-1 for none), mapped size and address, and the call that checked it. */
 typedef struct {
-    int64_t address, bytes, descriptor, mapped, checked;
+    int64_t address, bytes, descriptor, mapped, mapping, checked;
 } memory_t;
 
 /* What a call returns: the number of a row and what is wrong with it, or 0. */
@@ -98,6 +102,45 @@ static int64_t find_truncated(const int32_t *part, int64_t n, memory_t *memory) 
     return 0;
 }
 
+/* Find the memory of a row: see rankfeed_copy_rows. Returns whether it is within `from`. */
+static int find_row(const memory_t *from, int64_t first, int64_t step, int64_t elements, int64_t width, int64_t *start,
+                    int64_t *size) {
+    return !(__builtin_mul_overflow(elements, width, size) || __builtin_mul_overflow(first, step, start) ||
+             *start < 0 || *size < 0 || *start > from->bytes || *size > from->bytes - *start);
+}
+
+/* Advise the kernel of the pages of some rows of files: to read them soon, or to drop them from the page cache. Rows are
+ * as in rankfeed_copy_rows. Pages that rows share with others are read, but not dropped. */
+EXPORT void rankfeed_advise(const memory_t *memory, const int32_t *part, const int64_t *first, int64_t step,
+                            const int64_t *lengths, int64_t n, int64_t width, int32_t drop) {
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    const memory_t *file = 0;
+    int64_t low = 0, high = 0; /* addresses of rows that follow each other */
+    for (int64_t i = 0; i <= n; i++) {
+        const memory_t *from = i < n ? memory + (part ? part[i] : 0) : 0;
+        int64_t start = 0, size = 0;
+        if (from && (from->descriptor < 0 || !find_row(from, first[i], step, lengths ? lengths[i] : 1, width, &start, &size)))
+            continue;
+        if (from && from == file && from->address + start == high) {
+            high += size;
+            continue;
+        }
+        if (file) {
+            int64_t begin = drop ? (low + page - 1) / page * page : low / page * page;
+            int64_t end = drop ? high / page * page : high;
+            int failed = begin >= end || madvise((void *)begin, end - begin, drop ? MADV_DONTNEED : MADV_WILLNEED);
+#ifdef POSIX_FADV_DONTNEED /* not on macOS */
+            if (drop && !failed)
+                posix_fadvise((int)file->descriptor, begin - file->mapping, end - begin, POSIX_FADV_DONTNEED);
+#endif
+            (void)failed;
+        }
+        file = from;
+        if (from)
+            low = from->address + start, high = low + size;
+    }
+}
+
 /* Copy lengths[i] elements of `width` bytes to element offsets[i] of `out`, for each of n rows. Row i begins
  * first[i] * step bytes into memory[part[i]].
  *
@@ -106,7 +149,7 @@ static int64_t find_truncated(const int32_t *part, int64_t n, memory_t *memory) 
  * if fill_bytes is 0. With offsets, stride is the size of `out`: offsets from damaged lengths may not be ascending.
  */
 EXPORT int64_t rankfeed_copy_rows(memory_t *memory, const int32_t *part, const int64_t *first, int64_t step,
-                                  const int64_t *lengths, const int64_t *offsets, int64_t n, int64_t width, char *out,
+                                  const int64_t *lengths, int64_t n, int64_t width, const int64_t *offsets, char *out,
                                   int64_t stride, const char *fill, int64_t fill_bytes) {
     volatile int64_t row = 0;
     /* Rows that follow each other in memory and in the batch are copied at once. */
@@ -121,9 +164,7 @@ EXPORT int64_t rankfeed_copy_rows(memory_t *memory, const int32_t *part, const i
     for (int64_t i = 0; i < n; i++) {
         const memory_t *from = memory + (part ? part[i] : 0);
         int64_t size, start, target = offsets ? 0 : i * stride, fault = 0;
-        if (__builtin_mul_overflow(lengths ? lengths[i] : 1, width, &size) ||
-            __builtin_mul_overflow(first[i], step, &start) || start < 0 || size < 0 || start > from->bytes ||
-            size > from->bytes - start)
+        if (!find_row(from, first[i], step, lengths ? lengths[i] : 1, width, &start, &size))
             fault = OUT_OF_BOUNDS;
         else if (offsets ? __builtin_mul_overflow(offsets[i], width, &target) || target < 0 || target > stride ||
                                size > stride - target

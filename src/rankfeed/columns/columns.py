@@ -426,6 +426,17 @@ class Columns(Mapping[str, Column]):
             {descriptor for each in pointed for descriptor in each.tables[:, 2].tolist() if descriptor >= 0}
         )
 
+    def advise(self, *, drop: bool = False) -> None:
+        """Let the kernel read the rows' files soon, or ``drop`` their pages from its cache."""
+        for column in self._columns.values():
+            if isinstance(column, PointedColumn):
+                column.pointers.advise(drop=drop)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows, as far as they are known."""
+        return sum(column.nbytes for column in self._columns.values())
+
     def slice(self, first: int, last: int) -> Columns:
         """Consecutive rows."""
         columns = {name: column.slice(first, last) for name, column in self._columns.items()}

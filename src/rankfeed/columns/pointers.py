@@ -48,10 +48,11 @@ class Memory:
 
     def __init__(self, array: Array) -> None:
         self.array, self.step = array, array.itemsize * math.prod(array.shape[1:])
-        #: Address and bytes; of its file, the descriptor (-1 for none), mapped size, and the call that checked it.
+        #: Address and bytes; its file's descriptor (-1: none), mapped bytes and address, the call that checked it.
         descriptor, mapped = file_of(array)
         self.has_file = descriptor >= 0
-        self.table = np.array([[_address(array), array.nbytes, descriptor, mapped, 0]], np.int64)
+        mapping = _address(np.asarray(_base(array))) if self.has_file else 0
+        self.table = np.array([[_address(array), array.nbytes, descriptor, mapped, mapping, 0]], np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Memory, (self.array,)
@@ -162,7 +163,7 @@ class RowPointers:
 
     @property
     def tables(self) -> Int64:
-        """The tables of all parts of ``memory``: int64 [parts, 5]."""
+        """The tables of all parts of ``memory``: int64 [parts, 6]."""
         if self._tables is None:
             one = len(self.memory) == 1
             self._tables = self.memory[0].table if one else np.concatenate([each.table for each in self.memory])
@@ -201,6 +202,26 @@ class RowPointers:
         pattern = b"" if fill == 0 else np.asarray(fill, out.dtype).tobytes()
         self._copy(out, None, self.width * math.prod(out.shape[1:2]), pattern)
 
+    def advise(self, *, drop: bool = False) -> None:
+        """Let the kernel read the rows' pages of files soon, or ``drop`` those without other rows from its cache.
+
+        Does nothing without the native library.
+        """
+        if (library := native_library()) is not None:
+            library.rankfeed_advise(*self._arguments(), drop)
+
+    def _arguments(self) -> tuple[Any, ...]:
+        """The rows as the native functions take them."""
+        return (
+            _address(self.tables),
+            None if self.part is None else _address(self.part),
+            _address(self.first),
+            self.step,
+            None if self.lengths is None else _address(self.lengths),
+            len(self.first),
+            self.width,
+        )
+
     def _copy(self, out: Array, offsets: Int64 | None, stride: int, fill: bytes = b"") -> None:
         needed = len(self) * stride if offsets is None else int(offsets[-1]) * self.width
         if out.nbytes < needed:
@@ -216,20 +237,8 @@ class RowPointers:
         if library is None:
             _copy_each(self, address, offsets, stride, fill)
             return
-        found = library.rankfeed_copy_rows(
-            _address(self.tables),
-            None if self.part is None else _address(self.part),
-            _address(self.first),
-            self.step,
-            None if self.lengths is None else _address(self.lengths),
-            None if offsets is None else _address(offsets),
-            len(self.first),
-            self.width,
-            address,
-            stride,
-            fill,
-            len(fill),
-        )
+        target = None if offsets is None else _address(offsets)
+        found = library.rankfeed_copy_rows(*self._arguments(), target, address, stride, fill, len(fill))
         if found:
             row, fault = divmod(found, _FAULTS)
             raise self._error(row, fault, stride)
@@ -296,10 +305,11 @@ def native_library() -> Any:
         return None
     pointer: Any = ctypes.c_void_p
     number: Any = ctypes.c_int64
-    function = library.rankfeed_copy_rows
-    rows, target = [pointer, pointer, pointer, number, pointer], [pointer, number, number, pointer, number]
-    function.argtypes = [*rows, *target, ctypes.c_char_p, number]
-    function.restype = number
+    rows = [pointer, pointer, pointer, number, pointer, number, number]
+    library.rankfeed_copy_rows.argtypes = [*rows, pointer, pointer, number, ctypes.c_char_p, number]
+    library.rankfeed_copy_rows.restype = number
+    library.rankfeed_advise.argtypes = [*rows, ctypes.c_int32]
+    library.rankfeed_advise.restype = None
     return library
 
 
@@ -337,7 +347,12 @@ def _address(array: Array) -> int:
 
 def file_of(array: Array) -> tuple[int, int]:
     """Descriptor and size of the memory-mapped file that an array is a view of; (-1, 0) if it is not."""
+    base = _base(array)
+    return (base.fileno(), len(base)) if hasattr(base, "fileno") else (-1, 0)
+
+
+def _base(array: Array) -> Any:
     base: Any = array
     while type(base) is np.ndarray:
         base = base.base
-    return (base.fileno(), len(base)) if hasattr(base, "fileno") else (-1, 0)
+    return base

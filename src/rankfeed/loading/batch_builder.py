@@ -92,6 +92,7 @@ class BatchBuilder:
     seed_globals: bool  # not in threads, which share the global generators
     columns: Sequence[str] | None = None
     bytes_as: BytesAs = "bytes"
+    drop_behind: bool = False
     prefetch_steps: int = 0  # how many steps ahead reads are announced to the source; a multiple of stride
     stride: int = 1  # a worker process builds one step in `stride`, and announces only these to its source
     #: Of single samples; None where batches are built from columns, by collate_fn, or by the source's own collate.
@@ -118,6 +119,8 @@ class BatchBuilder:
         first = schedule.first_position(step)
         ids, rows = (schedule.batch(step), None) if self._lookup is None else self._lookup.rows(schedule, step)
         result = self.build(BatchSpec(step, ids, valid, schedule.rank, schedule.epoch, first, rows=rows))
+        if self.drop_behind and rows is not None:
+            rows.advise(drop=True)
         if step + self.stride >= len(schedule):  # the last step that this process builds
             self.source.check_unchanged()
         return result

@@ -30,6 +30,7 @@ from rankfeed.loading.options import (
     WorkerKind,
     as_source,
     check_column_names,
+    check_drop_behind,
     check_id_column,
     concat_layout,
     ledger_folder,
@@ -91,6 +92,9 @@ class Loader(DataLoaderCompat):
         pad_to: under "pad", rows are padded to a multiple of this number: few shapes, for ``torch.compile``.
         bytes_as: "bytes" (a list of byte strings, each of which is a copy) or "view" (a list of memoryviews of one
             buffer, which is used again when the last of them is gone); text is a list of str in both cases.
+        drop_behind: whether to drop the pages of the rows of a batch from the kernel's page cache once they are
+            copied: for data larger than memory that are read once, in place (Parquet files are not). Pages that
+            rows share with others stay.
         num_workers: threads or processes that build batches ahead; 0 builds each when it is requested. A stream is
             read once per rank, by one thread.
         worker_kind: "thread" or "process"; the batches are the same.
@@ -142,6 +146,7 @@ class Loader(DataLoaderCompat):
         ragged: RaggedAs = "pad",
         pad_to: int = 1,
         bytes_as: BytesAs = "bytes",
+        drop_behind: bool = False,
         num_workers: int = 0,
         worker_kind: WorkerKind = "thread",
         prefetch_factor: int = 2,
@@ -178,6 +183,7 @@ class Loader(DataLoaderCompat):
             collate_fn=collate_fn,
             ragged=ragged,
             pad_to=pad_to,
+            drop_behind=check_drop_behind(data, drop_behind),
             bytes_as=check_choice("bytes_as", bytes_as, get_args(BytesAs)),
             seed=check_int("seed", seed),
             id_column=id_column,

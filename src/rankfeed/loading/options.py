@@ -8,7 +8,15 @@ from typing import Any, Literal, get_args
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from rankfeed._util.validate import check_choice, check_int, check_name, check_names, check_path, invalid
+from rankfeed._util.validate import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_name,
+    check_names,
+    check_path,
+    invalid,
+)
 from rankfeed.columns.layout import Layout, parse_layout
 from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.loading.collate import name_conflict
@@ -166,6 +174,19 @@ def check_column_names(
         if name in names or added.count(name) > 1:
             raise name_conflict(name)
     return columns
+
+
+def check_drop_behind(source: Source, drop_behind: object) -> bool:
+    """Whether pages are dropped; an ArgumentError for data that are not read in place."""
+    drops = check_bool("drop_behind", drop_behind)
+    if drops and not source.reads_in_place:
+        raise ArgumentError(
+            "drop_behind is for data that are read in place",
+            expected="memory-mapped files, whose rows are copied as they are",
+            found=safe_repr(source),
+            remedy="rankfeed.write copies data into such files",
+        )
+    return drops
 
 
 def check_id_column(id_column: object) -> None:
