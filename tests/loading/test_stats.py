@@ -3,12 +3,14 @@
 import mmap
 import pickle
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import rankfeed as rf
 from rankfeed.columns.columns import ColumnBuffer
@@ -53,6 +55,37 @@ def test_cache_hits_of_all_workers_are_counted(engine: Any) -> None:
     # A process has its own cache, and makes every other batch: it comes to the same chunks again.
     assert stats["cache_hits"] == 40
     assert stats["cache_hit_share"] == 0.5
+
+
+class Slow(torch.utils.data.Dataset[Any]):
+    """Numbers that take as long to read as the test says."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        time.sleep(self.seconds)
+        return {"x": index}
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["inline", "threads", "processes"])
+@pytest.mark.parametrize("slow", ["source", "transform", "collate"])
+def test_the_stage_that_takes_longest_is_known(engine: Any, slow: str) -> None:
+    def pause(value: Any) -> Any:
+        time.sleep(0.01)
+        return value
+
+    functions = {"transform": {"transform": pause}, "collate": {"collate_fn": pause}}.get(slow, {})
+    loader = rf.Loader(Slow(0.01 * (slow == "source")), 2, topology=rf.Topology(), **engine, **functions)
+    assert sum(1 for _ in loader) == 30
+    stats = loader.stats()
+    stages = {name: stats[f"{name}_seconds"] for name in ("source", "transform", "collate", "transfer")}
+    assert max(stages, key=lambda name: stages[name]) == slow
+    assert stages[slow] >= 30 * 0.01
+    assert stages["transfer"] == pytest.approx(0, abs=1e-3)
 
 
 def test_two_loaders_of_one_source_count_their_own_hits() -> None:

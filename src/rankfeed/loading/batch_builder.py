@@ -6,11 +6,12 @@ necessary.
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,14 @@ _MAX_FIELDS_SHOWN = 8
 _PREFETCH_CALLS = 8
 
 
+class StageSeconds(NamedTuple):
+    """How long the parts of a batch took; rows that are copied as they are belong to ``source``."""
+
+    source: float = 0.0
+    transform: float = 0.0
+    collate: float = 0.0
+
+
 @dataclass(frozen=True)
 class BatchResult:
     """The batch of a step, which is counted from the start of the iteration."""
@@ -55,6 +64,7 @@ class BatchResult:
     step: int
     batch: Any  # what the user gets
     sample_ids: Int64  # without padding rows
+    seconds: StageSeconds
     padding: Padding = (0, 0)
     lookups: tuple[int, int] = (0, 0)  # rows whose chunk was already decoded, and all rows read from chunks
 
@@ -115,28 +125,35 @@ class BatchBuilder:
     def build_step(self, schedule: Schedule, step: int) -> BatchResult:
         if self.prefetch_steps and self.source.prefetch_distance:
             self._announce(schedule, step)
+        began = time.perf_counter()
         valid = schedule.valid(step) if schedule.is_filled(step) else None
         first = schedule.first_position(step)
         ids, rows = (schedule.batch(step), None) if self._lookup is None else self._lookup.rows(schedule, step)
-        result = self.build(BatchSpec(step, ids, valid, schedule.rank, schedule.epoch, first, rows=rows))
+        result = self.build(BatchSpec(step, ids, valid, schedule.rank, schedule.epoch, first, rows=rows), began)
         if self.drop_behind and rows is not None:
             rows.advise(drop=True)
         if step + self.stride >= len(schedule):  # the last step that this process builds
             self.source.check_unchanged()
         return result
 
-    def build(self, spec: BatchSpec) -> BatchResult:
+    def build(self, spec: BatchSpec, began: float | None = None) -> BatchResult:
+        """Build a batch, which was ``began`` at a time of ``perf_counter`` (now if None)."""
+        began = time.perf_counter() if began is None else began
         if not self.has_layout and spec.samples is None:
             self.fix_layout()
         hits, lookups = LOOKUPS.so_far
         seeded = self.seed_globals and self._runs_user_code
         with preserve_rng_state() if seeded else nullcontext():
-            rows = self._rows(spec)
+            rows = self._read_rows(spec)
+            read = time.perf_counter()
+            rows = self._transform_rows(rows, spec)
+            transformed = time.perf_counter()
             if seeded:
                 streams = RngStreams("batch", self.seed, spec.epoch)
                 seed_global_rngs(streams.word(spec.position))
             batch, padding = self._collate(rows if self.collate_fn is None else _as_samples(rows), spec)
             self._add_columns(batch, spec)
+            collated = time.perf_counter()
             if self.batch_transform is not None:
                 streams = RngStreams("batch", self.seed, spec.epoch)
                 generator = (streams.generator(spec.position),) if wants_rng(self.batch_transform) else ()
@@ -146,7 +163,11 @@ class BatchBuilder:
                     raise _user_error("the batch transform raised", error, spec.where) from error
         delivered = spec.ids if spec.valid is None else spec.ids[spec.valid]
         found = LOOKUPS.so_far[0] - hits, LOOKUPS.so_far[1] - lookups
-        return BatchResult(spec.step, batch, delivered, padding, found)
+        source, collating = read - began, collated - transformed
+        if isinstance(rows, Columns) and self.collate_fn is None:
+            source, collating = source + collating, 0.0
+        seconds = StageSeconds(source, time.perf_counter() - collated + transformed - read, collating)
+        return BatchResult(spec.step, batch, delivered, seconds, padding, found)
 
     def fix_layout(self) -> None:
         """Infer the fields of all batches once: from what is declared, or from eight evenly spaced samples."""
@@ -270,11 +291,14 @@ class BatchBuilder:
         return found, transformed, first_error
 
     def _rows(self, spec: BatchSpec) -> Columns | Sequence[Any]:
-        rows: Columns | Sequence[Any]
+        return self._transform_rows(self._read_rows(spec), spec)
+
+    def _read_rows(self, spec: BatchSpec) -> Columns | Sequence[Any]:
         if spec.rows is not None:
-            rows = spec.rows
-        else:
-            rows = self._read(spec.ids, spec.epoch) if spec.samples is None else spec.samples
+            return spec.rows
+        return self._read(spec.ids, spec.epoch) if spec.samples is None else spec.samples
+
+    def _transform_rows(self, rows: Columns | Sequence[Any], spec: BatchSpec) -> Columns | Sequence[Any]:
         if self.transform is None:
             return rows
         samples: Iterable[Any] = _as_samples(rows)

@@ -1,5 +1,6 @@
 """The progress of a loader through its epochs, and the iteration of one epoch that advances it."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,6 +74,7 @@ def iterate_epoch(
             stats.request()
             try:
                 result, cursor = next(results)
+                built = time.perf_counter()
                 batch = result.batch if device is None else to_device(result.batch, device)
             except StopIteration:
                 if progress.generation == generation:
@@ -82,7 +84,7 @@ def iterate_epoch(
                 return
             finally:
                 stats.answer()
-            stats.deliver(result)
+            stats.deliver(result, time.perf_counter() - built)
             if progress.generation == generation:
                 progress.previous, progress.cursor = progress.cursor, cursor
             if result.step + 1 == steps:

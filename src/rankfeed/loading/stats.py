@@ -2,10 +2,11 @@
 
 import os
 import time
+from operator import add
 from pathlib import Path
 
 from rankfeed.columns.pointers import native_library
-from rankfeed.loading.batch_builder import BatchResult
+from rankfeed.loading.batch_builder import BatchResult, StageSeconds
 from rankfeed.plan import Cursor
 
 
@@ -18,6 +19,7 @@ class LoaderStats:
         self._epoch = self._epoch_step = self._epoch_steps = self._steps_before = 0
         self._steps = self._samples = 0
         self._padding = self._padded = self._hits = self._lookups = 0
+        self._stages, self._transfer = StageSeconds(), 0.0
         #: From the first request to the last answer, pauses between epochs included.
         self._seconds = self._first_request = 0.0
         #: Seconds waited so far, and the time of the open request (0.0 if there is none): one tuple, so that a
@@ -42,8 +44,11 @@ class LoaderStats:
         waited, requested = self._waits
         self._waits = waited + now - requested, 0.0
 
-    def deliver(self, result: BatchResult) -> None:
+    def deliver(self, result: BatchResult, transfer: float) -> None:
+        """A batch is delivered, whose transfer to the device took some seconds."""
         self._steps += 1
+        self._stages = StageSeconds(*map(add, self._stages, result.seconds))
+        self._transfer += transfer
         self._epoch_step = self._steps_before + result.step + 1
         self._samples += len(result.sample_ids)
         self._padded += result.padding[1]
@@ -70,6 +75,10 @@ class LoaderStats:
             "waiting_seconds": waiting,
             "waited_seconds": waited,
             "waited_share": waited / seconds if seconds else 0.0,
+            "source_seconds": self._stages.source,  # of work, in all workers together
+            "transform_seconds": self._stages.transform,
+            "collate_seconds": self._stages.collate,
+            "transfer_seconds": self._transfer,
             "cache_lookups": self._lookups,  # rows read from chunks
             "cache_hits": hits,  # those whose chunk was already decoded
             "cache_hit_share": hits / self._lookups if hits else 0.0,

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: Seconds of waiting for one batch from which the line says so.
 _LONG = 5.0
+#: Stages of a batch, and the share of waiting from which the line names the longest.
+_STAGES, _WAITS = ("source", "transform", "collate", "transfer"), 0.1
 
 
 class TerminalLine(Outlet):
@@ -59,6 +61,7 @@ def line_of(figures: Figures, *, name: str = "", rank: int | None = None) -> str
     """The line for the figures of ``stats()``."""
     from rich.filesize import decimal
 
+    limit = max(_STAGES, key=lambda stage: figures[f"{stage}_seconds"])
     speed, waiting = figures["samples_per_second"], figures["waiting_seconds"]
     parts = [
         name,
@@ -66,7 +69,7 @@ def line_of(figures: Figures, *, name: str = "", rank: int | None = None) -> str
         f"epoch {figures['epoch']}",
         f"step {figures['epoch_step']:,}" + (f" of {figures['epoch_steps']:,}" if figures["epoch_steps"] else ""),
         f"{speed:,.0f} samples/s" if speed >= 10 or not speed else f"{speed:.2g} samples/s",
-        f"waited {figures['waited_share']:.0%}",
+        f"waited {figures['waited_share']:.0%}" + (f" ({limit})" if figures["waited_share"] >= _WAITS else ""),
         f"cache hits {figures['cache_hit_share']:.0%}" if figures["cache_lookups"] else "",
         decimal(int(figures["private_bytes"])) if figures["private_bytes"] else "",
         f"waiting for data for {waiting:.0f} s" if waiting >= _LONG else "",
