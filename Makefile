@@ -59,8 +59,8 @@ format: setup  ## put the code into the common style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: setup  ## measure against hand-written references
-	$(BIN)/python -m bench $(ARGS)
+bench: setup  ## measure beside other libraries, and write docs/performance.md
+	$(BIN)/python -m bench.performance $(ARGS)
 
 docs: setup  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from bench.workloads import Array, Workload
+from bench.workloads import WORKLOADS, Array, Workload
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
@@ -37,6 +37,7 @@ class Peer:
     packages: ClassVar[tuple[str, ...]] = ()  # of its environment, beside torch and NumPy; empty: our own
     order = "global"
     written_by = ""  # the peer whose files it reads, if they are not its own
+    workloads: ClassVar[tuple[str, ...]] = tuple(WORKLOADS)
 
     def __init__(self, name: str, workload: Workload, samples: int, folder: Path) -> None:
         self.name, self.workload, self.samples, self.folder = name, workload, samples, folder
@@ -160,9 +161,10 @@ class Reference(Mapped):
 
 
 class Rankfeed(Checkpointed):
-    """rankfeed's Loader; data in four shards."""
+    """rankfeed's Loader; data in four shards; byte strings as views."""
 
     options: ClassVar[dict[str, Any]] = {}
+    bytes_as = "view"
 
     def write(self) -> None:
         import rankfeed as rf
@@ -175,9 +177,18 @@ class Rankfeed(Checkpointed):
         if not hasattr(self, "loader"):
             import rankfeed as rf
 
-            source, options = rf.open(self.folder / "data"), {"topology": rf.Topology(), **self.options}
+            source = rf.open(self.folder / "data")
+            options = {"topology": rf.Topology(), "bytes_as": self.bytes_as, **self.options}
             self.loader = rf.Loader(source, self.batch_size, shuffle=True, seed=SEED, **options)
         return self.loader  # type: ignore[return-value]
+
+
+class RankfeedBytes(Rankfeed):
+    """The same with byte strings as objects, the default."""
+
+    written_by = "rankfeed"
+    workloads = ("bytes",)
+    bytes_as = "bytes"
 
 
 class RankfeedThreads(Rankfeed):
@@ -497,6 +508,7 @@ PEERS: dict[str, type[Peer]] = {
     "mapped": Mapped,
     "mapped, 2 workers": MappedWorkers,
     "rankfeed": Rankfeed,
+    "rankfeed, bytes objects": RankfeedBytes,
     "rankfeed, 2 threads": RankfeedThreads,
     "rankfeed, 2 processes": RankfeedProcesses,
     "torchdata nodes": TorchdataNodes,

@@ -322,7 +322,10 @@ def main() -> None:
     chosen |= {PEERS[name].written_by for name in chosen}  # whose files they read
     names = [name for name in PEERS if name in chosen]
     used = {name: versions(name) for name in names}
-    results = [measure(workload, names, options) for workload in options.workload or WORKLOADS]
+    results = [
+        measure(workload, [name for name in names if workload in PEERS[name].workloads], options)
+        for workload in options.workload or WORKLOADS
+    ]
     if options.json:
         options.json.write_text(json.dumps({"results": results, "versions": used}))
     text = page(results, used, f"python -m bench.performance {shlex.join(sys.argv[1:])}".strip())
