@@ -118,6 +118,21 @@ def test_every_public_name_can_be_imported(name: str) -> None:
     assert name in dir(rankfeed)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_importing_a_name_collects_no_garbage_and_leaves_the_collector_as_it_was(enabled: bool) -> None:
+    code = """
+import gc, sys, torch
+(gc.enable if sys.argv[1] == "True" else gc.disable)()
+full = gc.get_stats()[2]["collections"]
+import rankfeed
+rankfeed.Loader
+assert gc.get_stats()[2]["collections"] == full
+print(gc.isenabled())
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(enabled)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(enabled)
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Lodaer'"):
         rankfeed.Lodaer  # noqa: B018

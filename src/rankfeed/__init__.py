@@ -11,6 +11,7 @@ Examples:
     4
 """
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +69,21 @@ _PACKAGES = {
 def __getattr__(name: str) -> Any:
     for package, names in _PACKAGES.items():
         if name in names.split():
-            value = getattr(import_module(f"rankfeed.{package}"), name)
+            value = getattr(_imported(f"rankfeed.{package}"), name)
             globals()[name] = value  # found at once the next time
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _imported(module: str) -> Any:
+    """Import a module; nothing of it is garbage, and looking for some among the objects of torch takes 0.1 s."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return import_module(module)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

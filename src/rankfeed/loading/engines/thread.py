@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections import deque
@@ -129,7 +128,8 @@ class EngineTuner:
         if not means:
             return
         # Batches that are built ahead come in bursts; a pause of the consumer falls into the slowest group.
-        mean = statistics.fmean(means[:-1] or means)
+        means = means[:-1] or means
+        mean = sum(means) / len(means)
         # Averaged with the earlier value: one measurement at a bad moment must not decide for long.
         self._seconds[mode] = mean = (mean + self._seconds.get(mode, mean)) / 2
         if mode == self._modes[0] and mean > SLOW_STEP:
