@@ -14,6 +14,7 @@ import pytest
 
 import rankfeed as rf
 from rankfeed import errors
+from rankfeed.columns.columns import Columns
 from rankfeed.columns.pointers import native_library
 
 ROWS, VALUES, BATCH = 1500, 16384, 8  # 64 KiB each
@@ -98,3 +99,43 @@ def test_the_rows_of_later_steps_are_read_ahead(folder: Path) -> None:
     while sum(resident(folder).values()) < needed:
         assert time.monotonic() < limit
         time.sleep(0.05)
+
+
+@pytest.fixture
+def advised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of what is announced; the step number 3 of the first epoch waits for the disk."""
+    found: list[int] = []
+    advise = Columns.advise
+
+    def count(self: Columns, *, drop: bool = False) -> int:
+        found.append(len(self))
+        return advise(self, drop=drop)
+
+    faults = iter([0, 0, 0, 1])
+    monkeypatch.setattr(Columns, "advise", count)
+    monkeypatch.setattr("rankfeed.loading.row_lookup._major_faults", lambda: next(faults, 1))
+    return found
+
+
+def test_reading_ahead_ends_some_steps_after_one_that_waited(
+    folder: Path, advised: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankfeed.loading.row_lookup._COLD_STEPS", 20)
+    loader = rf.Loader(rf.open(folder), BATCH, shuffle=True, topology=rf.Topology())
+    for _ in range(3):
+        assert sum(1 for _ in loader) == -(-ROWS // BATCH)
+    assert 20 <= len(advised) <= 20 + (64 << 20) // (BATCH * VALUES * 4)
+
+
+def test_two_iterations_at_once_announce_a_step_once(folder: Path, advised: list[int]) -> None:
+    loader = rf.Loader(rf.open(folder), BATCH, shuffle=True, topology=rf.Topology())
+    for _ in zip(loader, loader, strict=True):
+        pass
+    assert 0 < len(advised) <= 2 * -(-ROWS // BATCH)
+
+
+def test_rows_smaller_than_a_page_are_not_announced(tmp_path: Path, advised: list[int]) -> None:
+    rf.write(({"x": np.full(64, number)} for number in range(ROWS)), tmp_path / "data", progress=False)
+    loader = rf.Loader(rf.open(tmp_path / "data"), BATCH, shuffle=True, topology=rf.Topology())
+    assert sum(1 for _ in loader) == -(-ROWS // BATCH)
+    assert len(advised) <= 1

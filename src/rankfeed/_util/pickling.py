@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 import cloudpickle
-import numpy as np
 
 _MAIN_MODULES = ("__main__", "__mp_main__")  # the second one in a process that multiprocessing spawned
 
@@ -19,8 +18,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, type) and value.__module__ in _MAIN_MODULES and value.__qualname__ in self.by_name:
             return _main_class, (value.__module__, value.__qualname__)
-        if type(value) is memoryview:
-            return _reduce_view(value)
         torch: Any = sys.modules.get("torch")
         is_tensor = torch is not None and type(value) is torch.Tensor
         # torch would copy the bytes of a tensor into the pickle; as a numpy array they stay out of band.
@@ -28,25 +25,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             with suppress(TypeError, RuntimeError):  # bfloat16, nested, conjugated: numpy has no such arrays
                 return torch.from_numpy, (value.contiguous().numpy(),)
         return super().reducer_override(value)
-
-
-def _reduce_view(view: memoryview) -> Any:
-    """A view of an array of bytes stays one: the array is sent once, out of band, for all views of it."""
-    whole: Any = view.obj
-    is_array = isinstance(whole, np.ndarray) and (whole.dtype, whole.ndim) == (np.uint8, 1)
-    if not (is_array and whole.flags.c_contiguous and view.c_contiguous):
-        return memoryview, (bytes(view),)
-    start = _address(np.asarray(view)) - _address(whole)
-    return _view, (whole, start, start + view.nbytes)
-
-
-def _address(array: np.ndarray[Any, Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-def _view(whole: np.ndarray[Any, Any], start: int, end: int) -> memoryview:
-    return whole.data[start:end]
 
 
 def main_classes() -> frozenset[str]:

@@ -109,6 +109,12 @@ static int find_row(const memory_t *from, int64_t first, int64_t step, int64_t e
              *start < 0 || *size < 0 || *start > from->bytes || *size > from->bytes - *start);
 }
 
+static void drop_pages(int descriptor, int64_t start, int64_t bytes) {
+#ifdef POSIX_FADV_DONTNEED /* not on macOS */
+    posix_fadvise(descriptor, start, bytes, POSIX_FADV_DONTNEED);
+#endif
+}
+
 /* Advise the kernel of the pages of some rows of files: to read them soon, or to drop them from the page cache. Rows are
  * as in rankfeed_copy_rows. Pages that rows share with others are read, but not dropped. */
 EXPORT void rankfeed_advise(const memory_t *memory, const int32_t *part, const int64_t *first, int64_t step,
@@ -128,12 +134,8 @@ EXPORT void rankfeed_advise(const memory_t *memory, const int32_t *part, const i
         if (file) {
             int64_t begin = drop ? (low + page - 1) / page * page : low / page * page;
             int64_t end = drop ? high / page * page : high;
-            int failed = begin >= end || madvise((void *)begin, end - begin, drop ? MADV_DONTNEED : MADV_WILLNEED);
-#ifdef POSIX_FADV_DONTNEED /* not on macOS */
-            if (drop && !failed)
-                posix_fadvise((int)file->descriptor, begin - file->mapping, end - begin, POSIX_FADV_DONTNEED);
-#endif
-            (void)failed;
+            if (begin < end && !madvise((void *)begin, end - begin, drop ? MADV_DONTNEED : MADV_WILLNEED) && drop)
+                drop_pages((int)file->descriptor, begin - file->mapping, end - begin);
         }
         file = from;
         if (from)

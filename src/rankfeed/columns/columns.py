@@ -6,6 +6,7 @@ copied once, from the pages of the files into the buffer that becomes the tensor
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,8 +173,8 @@ class Bytes(Segmented):
     Examples:
         >>> Bytes.of([b"ab", b""]).rows()
         [b'ab', b'']
-        >>> Bytes.of([b"ab", b""]).views()[0] == b"ab"
-        True
+        >>> Bytes.of([b"ab", b""]).views()
+        [array([97, 98], dtype=uint8), array([], dtype=uint8)]
     """
 
     @classmethod
@@ -186,11 +187,10 @@ class Bytes(Segmented):
         pointers = RowPointers.into(values, np.cumsum(lengths) - lengths, lengths)
         return cls(pointers, Field("str" if text else "bytes"))
 
-    def views(self, allocate: Allocate = np.empty) -> list[memoryview]:
-        """Each row as a view of one buffer."""
+    def views(self, allocate: Allocate = np.empty) -> list[Array]:
+        """Each row as an array of uint8, all of which are views of one buffer."""
         values, offsets = self.compact(allocate)
-        whole = values.data
-        return [whole[first:last] for first, last in pairwise(offsets.tolist())]
+        return [values[first:last] for first, last in pairwise(offsets.tolist())]
 
     def rows(self) -> list[Any]:
         content = self.pointers.content()
@@ -426,16 +426,17 @@ class Columns(Mapping[str, Column]):
             {descriptor for each in pointed for descriptor in each.tables[:, 2].tolist() if descriptor >= 0}
         )
 
-    def advise(self, *, drop: bool = False) -> None:
-        """Let the kernel read the rows' files soon, or ``drop`` their pages from its cache."""
-        for column in self._columns.values():
-            if isinstance(column, PointedColumn):
-                column.pointers.advise(drop=drop)
+    def advise(self, *, drop: bool = False) -> int:
+        """Let the kernel read the rows' files soon, or ``drop`` their pages from its cache; returns the bytes.
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the rows, as far as they are known."""
-        return sum(column.nbytes for column in self._columns.values())
+        Rows smaller than a page, on average, are not read: the kernel does so around each, at less cost.
+        """
+        nbytes = 0
+        for column in self._columns.values():
+            if isinstance(column, PointedColumn) and (drop or column.nbytes >= len(column) * mmap.PAGESIZE):
+                column.pointers.advise(drop=drop)
+                nbytes += column.nbytes
+        return nbytes
 
     def slice(self, first: int, last: int) -> Columns:
         """Consecutive rows."""

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 #: One entry for each row: an array, a list or a tuple.
 Column = Any
-_VALUES = (str, bytes, memoryview, int, float, complex, type(None))
 #: How deep objects are opened.
 _DEPTH = 6
 
@@ -112,7 +111,7 @@ def _leaves(
 
 def _is_column(value: Any) -> bool:
     """Whether a list has an entry for each row, and no containers or arrays."""
-    plain = (*_VALUES, np.generic)
+    plain = (str, bytes, int, float, complex, np.generic, type(None))
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(each, plain) for each in value)
 
 
@@ -120,7 +119,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     """The fields of a mapping or object that pytree does not know."""
     if isinstance(value, Mapping):
         return {str(name): each for name, each in value.items()}
-    if hasattr(value, "__array__") or isinstance(value, _VALUES):
+    if hasattr(value, "__array__") or isinstance(value, (str, bytes, int, float, complex, type(None))):
         return None
     to_dict = getattr(value, "to_dict", None)
     if callable(to_dict):

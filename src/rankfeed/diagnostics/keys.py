@@ -133,7 +133,7 @@ def bytes_of(value: Any) -> bytes:
         return b"v" + repr(value).encode()
     if isinstance(value, str):
         return b"s" + value.encode("utf-8", "surrogatepass")
-    if isinstance(value, (bytes, bytearray, memoryview)):
+    if isinstance(value, (bytes, bytearray)):
         return b"b" + value
     if hasattr(value, "detach"):
         value = array_of(value)

@@ -52,6 +52,7 @@ _PREFETCH_CALLS = 8
 class StageSeconds(NamedTuple):
     """How long the parts of a batch took; rows that are copied as they are belong to ``source``."""
 
+    stream: float = 0.0  # reading the samples of a stream, by one thread
     source: float = 0.0
     transform: float = 0.0
     collate: float = 0.0
@@ -81,6 +82,7 @@ class BatchSpec:
     position: int  # samples of the epoch before them
     samples: Sequence[Any] | None = None  # of a stream, whose samples cannot be fetched by id
     rows: Columns | None = None  # if they were looked up before
+    read_seconds: float = 0.0  # that reading the samples of a stream took
 
     @property
     def where(self) -> str:
@@ -166,7 +168,8 @@ class BatchBuilder:
         source, collating = read - began, collated - transformed
         if isinstance(rows, Columns) and self.collate_fn is None:
             source, collating = source + collating, 0.0
-        seconds = StageSeconds(source, time.perf_counter() - collated + transformed - read, collating)
+        transforming = time.perf_counter() - collated + transformed - read
+        seconds = StageSeconds(spec.read_seconds, source, transforming, collating)
         return BatchResult(spec.step, batch, delivered, seconds, padding, found)
 
     def fix_layout(self) -> None:

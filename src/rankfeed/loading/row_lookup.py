@@ -11,7 +11,7 @@ import resource
 import threading
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,18 @@ Int64 = npt.NDArray[np.int64]
 _MAX_ROWS = 16384
 #: Groups kept: threads that build steps in parallel reach the next group one after another.
 _GROUPS = 2
-#: Bytes of later steps that are read ahead, at most, and for how many steps after one that waited.
-_AHEAD_BYTES, _AHEAD_STEPS = 64 << 20, 256
+#: Of later steps that are read ahead: bytes in all, and steps that one step announces. After one that waited, so
+#: many steps do it.
+_AHEAD_BYTES, _ANNOUNCED_STEPS, _COLD_STEPS = 64 << 20, 4, 256
+
+
+@dataclass
+class _ReadAhead:
+    """What is read ahead of a schedule: until which step, and the steps that were announced, with their bytes."""
+
+    schedule: Schedule
+    until: int = 0
+    announced: deque[tuple[int, int]] = field(default_factory=deque)
 
 
 class RowLookup:
@@ -46,42 +56,50 @@ class RowLookup:
         self._groups: tuple[tuple[Schedule, dict[int, tuple[int, int]], Int64, Columns], ...] = ()
         self._next_steps = 1
         self._lock, self._thread = threading.Lock(), threading.local()
-        self._cold_until = 0
-        #: Steps of this schedule that were announced, and their bytes.
-        self._announced: tuple[Schedule | None, deque[tuple[int, int]]] = None, deque()
+        #: Of the schedule that waited last.
+        self._ahead: _ReadAhead | None = None
 
     def rows(self, schedule: Schedule, step: int) -> tuple[Int64, Columns]:
         """Sample ids and rows of this rank at a step."""
         self._source.check_unchanged(at_intervals=True)
         found = self._find(schedule, step)
         faults = _major_faults()
-        if faults > getattr(self._thread, "faults", faults):
-            self._cold_until = step + _AHEAD_STEPS * self._stride
+        waited = faults > getattr(self._thread, "faults", faults)
         self._thread.faults = faults
+        ahead = self._ahead
+        is_cold = ahead is not None and ahead.schedule is schedule and step < ahead.until
         # One thread does it for all.
-        if step < self._cold_until and self._lock.acquire(blocking=False):
+        if (waited or is_cold) and self._lock.acquire(blocking=False):
             try:
-                self._read_ahead(schedule, step)
+                if ahead is None or ahead.schedule is not schedule:
+                    ahead = self._ahead = _ReadAhead(schedule)
+                if waited:
+                    ahead.until = step + _COLD_STEPS * self._stride
+                self._announce(ahead, step)
             finally:
                 self._lock.release()
         return found
 
-    def _read_ahead(self, schedule: Schedule, step: int) -> None:
-        """Announce the rows of later steps to the kernel, as far as they fit into the budget."""
-        of, announced = self._announced
-        if of is not schedule:
-            announced = deque()
-            self._announced = schedule, announced
+    def _announce(self, ahead: _ReadAhead, step: int) -> None:
+        """Announce the rows of some later steps to the kernel, as far as they fit into the budget."""
+        schedule, announced = ahead.schedule, ahead.announced
         while announced and announced[0][0] <= step:
             announced.popleft()
-        ahead = sum(nbytes for _, nbytes in announced)
-        later = (announced[-1][0] if announced else step) + self._stride
-        with suppress(Exception):  # which the step raises when it is its turn
-            while ahead < _AHEAD_BYTES and later < len(schedule) and self._may_find(schedule, step, later):
-                _, rows = self._find(schedule, later)
-                rows.advise()
-                announced.append((later, rows.nbytes))
-                ahead, later = ahead + rows.nbytes, later + self._stride
+        last = announced[-1][0] if announced else step
+        end = min(len(schedule), last + _ANNOUNCED_STEPS * self._stride + 1)
+        for later in range(last + self._stride, end, self._stride):
+            if sum(nbytes for _, nbytes in announced) >= _AHEAD_BYTES or not self._may_find(schedule, step, later):
+                return
+            groups = self._groups
+            try:
+                nbytes = self._find(schedule, later)[1].advise()
+            except Exception:  # which the step raises when it is its turn
+                self._groups = groups
+                nbytes = 0
+            if not nbytes:
+                ahead.until = 0
+                return
+            announced.append((later, nbytes))
 
     def _may_find(self, schedule: Schedule, step: int, later: int) -> bool:
         """Whether a later step was looked up, or can be without losing the group of this one."""

@@ -15,7 +15,8 @@ class LoaderStats:
 
     # There is no lock: parts are read in the reverse order of their update, so that no ratio exceeds one.
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int = 1) -> None:
+        self._workers = max(1, workers)
         self._epoch = self._epoch_step = self._epoch_steps = self._steps_before = 0
         self._steps = self._samples = 0
         self._padding = self._padded = self._hits = self._lookups = 0
@@ -75,9 +76,10 @@ class LoaderStats:
             "waiting_seconds": waiting,
             "waited_seconds": waited,
             "waited_share": waited / seconds if seconds else 0.0,
-            "source_seconds": self._stages.source,  # of work, in all workers together
-            "transform_seconds": self._stages.transform,
-            "collate_seconds": self._stages.collate,
+            # Of work, on average over the workers.
+            "source_seconds": self._stages.stream + self._stages.source / self._workers,
+            "transform_seconds": self._stages.transform / self._workers,
+            "collate_seconds": self._stages.collate / self._workers,
             "transfer_seconds": self._transfer,
             "cache_lookups": self._lookups,  # rows read from chunks
             "cache_hits": hits,  # those whose chunk was already decoded

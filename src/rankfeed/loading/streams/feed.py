@@ -1,6 +1,7 @@
 """The batches of a stream on one rank, from opening it to its end on all ranks."""
 
 import logging
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -189,6 +190,16 @@ class StreamFeed:
         return {**self.__dict__, "_unfinished_read": None}
 
 
+def _timed(specs: Iterator[tuple[BatchSpec, StreamPosition]]) -> Iterator[tuple[BatchSpec, StreamPosition]]:
+    """The same, with the time that the samples took to read."""
+    while True:
+        began = time.perf_counter()
+        item = next(specs, None)
+        if item is None:
+            return
+        yield replace(item[0], read_seconds=time.perf_counter() - began), item[1]
+
+
 class StreamBatches:
     """The batches of a rank as far as its own stream goes; `synchronize_end` limits them to those of all ranks."""
 
@@ -239,7 +250,7 @@ class StreamBatches:
 
     def _open(self) -> StreamReader:
         self._reader = self._open_stream()
-        self._specs = self._sharding.specs(self._reader)
+        self._specs = _timed(self._sharding.specs(self._reader))
         return self._reader
 
     def _run(self) -> Generator[PositionedBatch, None, None]:
