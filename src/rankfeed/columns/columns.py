@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any, Self
 
@@ -191,6 +191,14 @@ class Bytes(Segmented):
         """Each row as an array of uint8, all of which are views of one buffer."""
         values, offsets = self.compact(allocate)
         return [values[first:last] for first, last in pairwise(offsets.tolist())]
+
+    @staticmethod
+    def views_of(rows: Sequence[bytes], allocate: Allocate = np.empty) -> list[Array]:
+        """The same of byte strings (at least one)."""
+        offsets = [0, *accumulate(map(len, rows))]
+        values = allocate((offsets[-1],), np.dtype(np.uint8))
+        np.concatenate([np.frombuffer(row, np.uint8) for row in rows], out=values)
+        return [values[first:last] for first, last in pairwise(offsets)]
 
     def rows(self) -> list[Any]:
         content = self.pointers.content()

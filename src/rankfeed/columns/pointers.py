@@ -81,7 +81,7 @@ class RowPointers:
                [ 2,  3,  4]], dtype=int32)
     """
 
-    __slots__ = ("_tables", "first", "lengths", "memory", "part", "place", "step", "width")
+    __slots__ = ("_addresses", "_tables", "first", "lengths", "memory", "part", "place", "step", "width")
 
     def __init__(
         self,
@@ -100,6 +100,8 @@ class RowPointers:
         self.step = memory[0].step if step is None else step
         self.width = self.step if width is None else width
         self._tables: Int64 | None = None
+        #: Of `part`, `first` and `lengths`; 0 for None.
+        self._addresses: tuple[int, int, int] | None = None
 
     @classmethod
     def into(cls, values: Array, starts: Int64, lengths: Int64, place: Place | None = None) -> RowPointers:
@@ -140,16 +142,14 @@ class RowPointers:
 
     def slice(self, first: int, last: int) -> RowPointers:
         """Consecutive rows."""
-        rows = RowPointers(
-            self.memory,
-            self.first[first:last],
-            None if self.lengths is None else self.lengths[first:last],
-            self.width,
-            None if self.part is None else self.part[first:last],
-            None if self.place is None else lambda row: self.place_of(first + row),
-            self.step,
-        )
-        rows._tables = self.tables
+        rows = RowPointers.__new__(RowPointers)  # what is known of these needs no checks
+        rows.memory, rows.width, rows.step, rows._tables = self.memory, self.width, self.step, self.tables
+        rows.first = self.first[first:last]
+        rows.lengths = None if self.lengths is None else self.lengths[first:last]
+        rows.part = None if self.part is None else self.part[first:last]
+        rows.place = None if self.place is None else lambda row: self.place_of(first + row)
+        part, firsts, lengths = self.addresses
+        rows._addresses = part and part + 4 * first, firsts + 8 * first, lengths and lengths + 8 * first
         return rows
 
     @property
@@ -168,6 +168,15 @@ class RowPointers:
             one = len(self.memory) == 1
             self._tables = self.memory[0].table if one else np.concatenate([each.table for each in self.memory])
         return self._tables
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """Addresses of ``part``, ``first`` and ``lengths``; 0 for None."""
+        if self._addresses is None:
+            arrays = self.part, self.first, self.lengths
+            part, first, lengths = (0 if each is None else _address(each) for each in arrays)
+            self._addresses = part, first, lengths
+        return self._addresses
 
     def content(self) -> list[bytes]:
         """Each row as a byte string."""
@@ -212,15 +221,8 @@ class RowPointers:
 
     def _arguments(self) -> tuple[Any, ...]:
         """The rows as the native functions take them."""
-        return (
-            _address(self.tables),
-            None if self.part is None else _address(self.part),
-            _address(self.first),
-            self.step,
-            None if self.lengths is None else _address(self.lengths),
-            len(self.first),
-            self.width,
-        )
+        part, first, lengths = self.addresses
+        return _address(self.tables), part, first, self.step, lengths, len(self.first), self.width
 
     def _copy(self, out: Array, offsets: Int64 | None, stride: int, fill: bytes = b"") -> None:
         needed = len(self) * stride if offsets is None else int(offsets[-1]) * self.width

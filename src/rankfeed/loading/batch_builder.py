@@ -43,6 +43,7 @@ from rankfeed.sources.source import MORE_PROBES, PROBES, Declared, probe_ids
 
 Int64 = npt.NDArray[np.int64]
 
+_UNCHANGED = nullcontext()
 #: A suggested fields= with more entries is shortened.
 _MAX_FIELDS_SHOWN = 8
 #: Later steps are announced to the source in this many calls: one call per step costs a fifth of a small batch.
@@ -58,8 +59,7 @@ class StageSeconds(NamedTuple):
     collate: float = 0.0
 
 
-@dataclass(frozen=True)
-class BatchResult:
+class BatchResult(NamedTuple):
     """The batch of a step, which is counted from the start of the iteration."""
 
     step: int
@@ -70,8 +70,7 @@ class BatchResult:
     lookups: tuple[int, int] = (0, 0)  # rows whose chunk was already decoded, and all rows read from chunks
 
 
-@dataclass(frozen=True)
-class BatchSpec:
+class BatchSpec(NamedTuple):
     """What a rank reads at a step."""
 
     step: int
@@ -145,7 +144,7 @@ class BatchBuilder:
             self.fix_layout()
         hits, lookups = LOOKUPS.so_far
         seeded = self.seed_globals and self._runs_user_code
-        with preserve_rng_state() if seeded else nullcontext():
+        with preserve_rng_state() if seeded else _UNCHANGED:
             rows = self._read_rows(spec)
             read = time.perf_counter()
             rows = self._transform_rows(rows, spec)
@@ -239,7 +238,7 @@ class BatchBuilder:
             if steps:
                 self.source.expect(np.concatenate([schedule.batch(each) for each in steps]), self.columns)
 
-    @property
+    @cached_property
     def _runs_user_code(self) -> bool:
         functions = (self.transform, self.batch_transform, self.collate_fn)
         return self.source.runs_user_code or any(function is not None for function in functions)
@@ -286,7 +285,7 @@ class BatchBuilder:
             for row, sample_id in enumerate(spec.ids.tolist()):
                 samples = None if spec.samples is None else [copy_sample(spec.samples[row])]
                 try:
-                    one = replace(spec, ids=spec.ids[row : row + 1], samples=samples)
+                    one = spec._replace(ids=spec.ids[row : row + 1], samples=samples)
                     transformed += _as_samples(trial._rows(one))
                     found.append(sample_id)
                 except Exception as error:

@@ -56,7 +56,7 @@ def collate(
             batch[name] = column.rows()
         else:
             batch[name] = list(column.rows())
-    return _spread_lengths(batch) if padded else batch, _padding(padded)
+    return (_spread_lengths(batch), _padding(padded)) if padded else (batch, (0, 0))
 
 
 def collate_samples(
@@ -78,7 +78,7 @@ def collate_samples(
         if leaf.how == "arrays":
             return [torch.from_numpy(np.array(row)) for row in rows]
         if bytes_as == "view" and leaf.field.kind == "bytes":
-            return Bytes.of(rows).views(allocate)
+            return Bytes.views_of(rows, allocate)
         if leaf.how != "tensor":
             return list(rows)
         field = leaf.field

@@ -18,7 +18,9 @@ class Cursor:
 
     def __post_init__(self) -> None:
         for name in ("epoch", "position", "steps"):
-            object.__setattr__(self, name, check_int(name, getattr(self, name), at_least=0))
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                object.__setattr__(self, name, check_int(name, value, at_least=0))
 
     def after(self, schedule: Schedule, steps: int) -> Cursor:
         """The cursor after some steps of its schedule."""

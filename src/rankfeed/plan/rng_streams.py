@@ -5,10 +5,22 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from numpy.random.bit_generator import ISeedSequence
 
 from rankfeed.plan.permutation import Key, mix_one
 
 _U64 = 2**64
+
+
+class _Key(ISeedSequence):
+    """The key of a Philox generator; with ``key=``, numpy would also draw a seed from the system each time."""
+
+    def __init__(self, *words: int) -> None:
+        self._words = words
+
+    def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint64) -> npt.NDArray[Any]:
+        return np.array(self._words, dtype)
 
 
 class RngStreams:
@@ -19,8 +31,7 @@ class RngStreams:
 
     def generator(self, index: int) -> np.random.Generator:
         """A numpy Generator for a sample id or position."""
-        key = np.array([self.word(index), (self._second + index) % _U64], np.uint64)
-        return np.random.Generator(np.random.Philox(key=key))
+        return np.random.Generator(np.random.Philox(_Key(self.word(index), (self._second + index) % _U64)))
 
     def word(self, index: int) -> int:
         """A 64-bit seed for a sample id or position."""

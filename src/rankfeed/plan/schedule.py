@@ -146,7 +146,9 @@ class Schedule:
 
     def is_filled(self, step: int) -> bool:
         """Whether some rank may have padding rows at ``step``: the same answer on every rank."""
-        low, high = self._bounds(self._checked(step))
+        if self._checked(step) < self._full:
+            return self.tail == "pad"
+        low, high = self._bounds(step)
         return self.tail == "pad" or (self.tail != "rest" and high - low < self.world_size)
 
     def global_batch(self, step: int) -> Int64:
@@ -168,7 +170,8 @@ class Schedule:
 
     def first_position(self, step: int) -> int:
         """Position of this rank's first row at ``step``, counted from the start of the epoch."""
-        step = self._checked(step)
+        if self._checked(step) < self._full:
+            return self.start + step * self.global_batch_size + self.rank * self.batch_size
         return self._bounds(step)[0] + self._share(step)[0]
 
     def shares(self, step: int) -> list[tuple[int, int]]:
