@@ -461,8 +461,23 @@ class Columns(Mapping[str, Column]):
         return [dict(zip(self._columns, row, strict=True)) for row in zip(*rows, strict=True)]
 
 
+def _column_of_arrays(values: Sequence[Any]) -> Column | None:
+    """The column of numpy arrays of one dtype; None for others, whose common field `infer_layout` finds."""
+    dtype = values[0].dtype if type(values[0]) is np.ndarray else None
+    if dtype is None or not dtype.isnative or dtype.kind not in "biuf" or dtype.itemsize > 8:
+        return None
+    if any(type(each) is not np.ndarray or each.dtype != dtype for each in values):
+        return None
+    shapes = {each.shape for each in values}
+    if len(shapes) == 1:
+        return Dense.of(np.stack(values))
+    return Ragged.of(values) if () not in shapes and len({shape[1:] for shape in shapes}) == 1 else None
+
+
 def make_column(name: str, values: Sequence[Any], field: Field | None = None) -> Column:
     """The column of some values (at least one); raises Mismatch if there is none."""
+    if field is None and (column := _column_of_arrays(values)) is not None:
+        return column
     if field is None or (field.kind in ("dense", "ragged") and not field.dtype):
         known = None if field is None else {name: field}
         found = flat_fields(resolve_dtypes(infer_layout([{name: value} for value in values], known)))

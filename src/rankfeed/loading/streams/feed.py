@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice
 from typing import Any, NoReturn
@@ -197,7 +197,7 @@ def _timed(specs: Iterator[tuple[BatchSpec, StreamPosition]]) -> Iterator[tuple[
         item = next(specs, None)
         if item is None:
             return
-        yield replace(item[0], read_seconds=time.perf_counter() - began), item[1]
+        yield item[0]._replace(read_seconds=time.perf_counter() - began), item[1]
 
 
 class StreamBatches:
@@ -242,7 +242,7 @@ class StreamBatches:
             if reader.recorded is not None:
                 samples = reader.recorded[: self._sharding.batch_size * self._sharding.stride]
                 reader.recorded = None
-                spec = replace(spec, ids=self._sharding.start + np.arange(len(samples)), samples=samples)
+                spec = spec._replace(ids=self._sharding.start + np.arange(len(samples)), samples=samples)
             return self._builder.layout_of(spec)
         except Exception as error:  # raised with the first batch, so that all ranks learn of it
             self._failure = error
