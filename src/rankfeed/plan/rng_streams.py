@@ -31,7 +31,8 @@ class RngStreams:
 
     def generator(self, index: int) -> np.random.Generator:
         """A numpy Generator for a sample id or position."""
-        return np.random.Generator(np.random.Philox(_Key(self.word(index), (self._second + index) % _U64)))
+        key = _Key(self.word(index), (self._second + index) % _U64)
+        return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]  # the stubs know SeedSequence only
 
     def word(self, index: int) -> int:
         """A 64-bit seed for a sample id or position."""
