@@ -170,6 +170,17 @@ def test_an_epoch_that_max_steps_ended_early_goes_on(rows: int, tmp_path: Path) 
     assert samples(first.trained + model.trained, 0) == Counter(range(SAMPLES))
 
 
+@pytest.mark.parametrize("limit", [{"max_epochs": 2}, {"max_steps": 2 * STEPS}])
+@pytest.mark.parametrize("saved", ["fit.ckpt", "step=4.ckpt"])
+def test_an_epoch_that_max_steps_ended_goes_on_whatever_limits_the_next_job(
+    saved: str, limit: dict[str, int], tmp_path: Path
+) -> None:
+    run = trainer(saver(tmp_path), max_steps=4)
+    run.fit(Model(), loader())
+    run.save_checkpoint(tmp_path / "fit.ckpt")
+    assert resumed(tmp_path / saved, **limit).trained == planned(range(2))[4:]
+
+
 def stopped(folder: Path, hook: str, batch: int, **options: Any) -> Model:
     """A job that an exception ends in a hook of a batch, counted from 0; its checkpoint is stopped.ckpt."""
     model = Model()

@@ -128,27 +128,27 @@ def save_positions(loop: Any, state: dict[str, Any], positions: Mapping[Loader, 
     for counts in (batches["total"], batches["current"]):
         if counts["ready"] > counts["processed"]:
             counts.update(dict.fromkeys(("ready", "started", "completed"), counts["processed"]))
+    if positions and batches["current"]["processed"] and not batches["is_last_batch"]:
+        # Lightning counts an epoch that `max_steps` ended as finished, and would leave out the rest of it.
+        for counts in state["epoch_progress"].values():
+            if counts["processed"] == counts["started"]:
+                counts.update(dict.fromkeys(("processed", "completed"), counts["started"] - 1))
 
 
 def correct_resumed_epoch(loop: Any) -> None:
-    """Begin the next epoch after a checkpoint of the end of one; continue one that ``max_steps`` ended early."""
-    # Lightning counts both as finished. With `max_steps` it goes to the same batch of the next epoch, or gives it
-    # one batch where none is left. After the last batch it limits the next epoch to the batches of the old one.
+    """Begin the next epoch after a checkpoint of the end of one."""
+    # Lightning would limit it to the batches of the old one.
     epochs, inner = loop.epoch_progress, loop.epoch_loop
     current, batches = epochs.current, inner.batch_progress
     is_over = current.ready == current.started == current.processed
-    if not (loop.restarting and is_over and batches.current.ready and rankfeed_loaders(loop)):
+    if not (loop.restarting and is_over and batches.is_last_batch and rankfeed_loaders(loop)):
         return
-    if batches.is_last_batch:
-        if inner.restarted_on_train_batch_end:  # what Lightning would count of the last batch as it continues
-            batches.increment_completed()
-            inner._batches_that_stepped += not inner._should_accumulate()
-        for counts in (epochs.total, current):
-            counts.ready = counts.completed = counts.processed
-        loop._restarting = inner.restarting = False
-    else:
-        for counts in (epochs.total, current):
-            counts.processed = counts.completed = counts.processed - 1
+    if inner.restarted_on_train_batch_end:  # what Lightning would count of the last batch as it continues
+        batches.increment_completed()
+        inner._batches_that_stepped += not inner._should_accumulate()
+    for counts in (epochs.total, current):
+        counts.ready = counts.completed = counts.processed
+    loop._restarting = inner.restarting = False
     loop.update_restart_stage()
 
 
