@@ -53,6 +53,8 @@ ORDINARY: list[tuple[str, str, list[str], dict[str, Any]]] = [
     ("resume_skips", "diseased", ["resume-skips"], {"epochs": 1}),
     ("never_ends", "not proven", ["never-ends"], {"max_steps": 50, "epochs": 1}),
     ("dies", "diseased", ["process-died"], {}),
+    ("own_workers", "diseased", ["duplicated-by-workers"], {"epochs": 1}),
+    ("persistent_noise", "sound", [], {}),
 ]
 WIDE: list[tuple[str, str, list[str], dict[str, Any]]] = [
     ("sound_stream", "sound", [], {"epochs": 2}),  # 22, 21 and 21 samples on 3 ranks: 6 steps each
@@ -139,6 +141,8 @@ def test_an_error_in_a_worker_shows_its_last_line_and_what_was_run() -> None:
 def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ArgumentError, match="names no function"):
         examine("nothing")
+    with pytest.raises(ArgumentError, match="cannot be imported"):
+        examine(f"{PIPELINES}:no_such_function", ranks=1)
     with pytest.raises(ArgumentError, match="cannot import this factory"):
         examine(list)
     for wrong in ({"ranks": 0}, {"workers": -1}, {"epochs": 1.5}, {"timeout": 0}, {"start_methods": ("thread",)}):

@@ -119,7 +119,8 @@ _IDS = "put an id of each sample into the batch and name it: key= of rf.audit, -
 REMEDIES = {
     "factory-raises": (
         "see the traceback; if only spawn fails, make what the loader holds picklable: functions and classes "
-        "at the top of a module, no lambdas, no open files"
+        "at the top of a module, no lambdas, no open files; if WebDataset wants a nodesplitter, read its pipeline "
+        "through rankfeed.integrations.webdataset.ShardedSamples"
     ),
     "process-died": (
         "a killed process often ran out of memory (see dmesg) or crashed in a library: try num_workers=0, "
@@ -156,13 +157,13 @@ REMEDIES = {
         "(leave it out of prepare, use_distributed_sampler=False), and split by worker once"
     ),
     "uneven-steps": (
-        "give all ranks the same number of steps (rf.Loader does), cut to the shortest, or wrap training in "
-        "torch's Join"
+        "give all ranks the same number of steps (rf.Loader does, and ShardedSamples for WebDataset), cut to the "
+        "shortest, or wrap training in torch's Join"
     ),
     "wrong-length": "let __len__ return the number of batches of an epoch on this rank",
     "missing-samples": (
         "look at which samples are missing: shards that do not divide, a dropped last batch, a collate "
-        "function that filters"
+        "function that filters (filter in the dataset, before the sampler)"
     ),
     "partial-epochs": (
         "nothing if that is intended (doctor: --allow partial); else look for an offset to resume from that is "

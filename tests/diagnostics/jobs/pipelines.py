@@ -74,6 +74,22 @@ def duplicated_by_workers(num_workers: int) -> Any:
     return DataLoader(Stream(by_worker=False), 4, num_workers=num_workers)
 
 
+def own_workers() -> Any:
+    """Does not let its caller choose the number of workers, and they all read everything."""
+    return DataLoader(Stream(by_worker=False), 4, num_workers=2)
+
+
+class WithNoise(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return {"sample_id": index, "x": torch.rand(1).item()}
+
+
+def persistent_noise(num_workers: int) -> Any:
+    data = WithNoise()
+    options: Any = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+    return DataLoader(data, 4, sampler=DistributedSampler(data), **options)
+
+
 def not_sharded(num_workers: int) -> Any:
     return DataLoader(Numbers(), 4, shuffle=True, num_workers=num_workers)
 

@@ -156,6 +156,7 @@ def _by_kind(run: RunLog, kind: Kind, controls: Sequence[RunLog], allow: Collect
     facts = _facts(run, allow)
     facts = replace(
         facts,
+        noun="sample" if kind.name in ("ids", "indices") else "content hash",
         exact=kind.exact,
         same_lack=all(lack == lacks[0] for lack in lacks) if len(epochs) > 1 else None,
         shuffles=any(built.shuffles for built in run.built)

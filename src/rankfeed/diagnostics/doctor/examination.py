@@ -10,7 +10,7 @@ from typing import Any
 from rankfeed._util.validate import check_choice, check_int, check_optional, check_seconds, invalid
 from rankfeed.diagnostics.doctor.diagnosis import diagnose
 from rankfeed.diagnostics.doctor.processes import run_job
-from rankfeed.diagnostics.doctor.records import Job, RunLog
+from rankfeed.diagnostics.doctor.records import IMPORT, Job, RunLog
 from rankfeed.diagnostics.doctor.resources import cpus
 from rankfeed.diagnostics.findings import Finding, Judged
 from rankfeed.errors import ArgumentError
@@ -39,8 +39,9 @@ class Examination(Judged):
     @property
     def summary(self) -> str:
         """One line: the verdict, the configurations that were run, and what they were compared with."""
-        names = dict.fromkeys(run.job.name for run in self.runs)
-        configurations = "; ".join(name for name in names if not name.startswith(_CONTROL)) or "nothing"
+        names = {run.job.name: "" if run.ok or run.cut else ": failed" for run in self.runs}
+        others = (name + failed for name, failed in names.items() if not name.startswith(_CONTROL))
+        configurations = "; ".join(others) or "nothing"
         meaning = ": each rank and worker delivers its share of what one process delivers"
         compared = ". Compared with: one process that reads everything, run twice (the control)"
         with_control = compared if any(name.startswith(_CONTROL) for name in names) else ""
@@ -103,7 +104,7 @@ def examine(
         preload: modules to import once, before ranks are forked, for many examinations that need the same.
 
     Raises:
-        ArgumentError: an argument is invalid.
+        ArgumentError: an argument is invalid, or there is no such function.
         WorkerError: no process could be started.
     """
     name = factory if isinstance(factory, str) else _name_of(factory)
@@ -141,6 +142,10 @@ def examine(
 
     with tempfile.TemporaryDirectory(prefix="rankfeed-doctor-") as states:
         first = run(states=states)
+        failures = [rank.failure for rank in first.ranks]
+        if all(each is not None and (each.kind, each.phase) == ("raised", IMPORT) for each in failures):
+            detail = next(each.detail for each in failures if each is not None)
+            raise ArgumentError("the factory cannot be imported", found=detail, where=name)
         runs, controls, resumed = [first], [], []
         if any(rank.epochs for rank in first.ranks):
             if workers and not first.cut:

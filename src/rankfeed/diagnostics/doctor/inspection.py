@@ -36,6 +36,7 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
         cuts_one_dataset=any(
             getattr(each, name, 1) != 1 for each in samplers for name in ("num_replicas", "num_processes")
         ),
+        persistent=bool(getattr(loader, "persistent_workers", False)),
         drops=drops_remainder(loader),
         replaces=draws_with_replacement(loader),
         shuffles=_shuffles(loader, samplers),
@@ -43,6 +44,15 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
         elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
         pickled=_pickled(dataset) if spawned else None,
     )
+
+
+def without_workers(loader: Any) -> None:
+    """Let DataLoaders read in this process, also where the factory takes no ``num_workers``."""
+    from torch.utils.data import DataLoader
+
+    for each in (loader, *getattr(loader, "__dict__", {}).values()):
+        if isinstance(each, DataLoader) and each.num_workers:
+            each.num_workers, each.prefetch_factor, each.timeout = 0, None, 0
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

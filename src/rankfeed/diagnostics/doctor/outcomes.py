@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
 from rankfeed.diagnostics.doctor.kinds import Kind
-from rankfeed.diagnostics.doctor.records import IDS, IMPORT, STATE, EpochLog, RowKey, RunLog, Step
+from rankfeed.diagnostics.doctor.records import IDS, STATE, EpochLog, RowKey, RunLog, Step
 from rankfeed.diagnostics.doctor.rules import ENOUGH, length_of
 from rankfeed.diagnostics.findings import Finding, Severity, finding
 from rankfeed.errors import listed
@@ -59,8 +59,9 @@ def _failures(run: RunLog, severity: Severity = "error", only: str = "") -> Iter
         elif failure.kind == "hangs":
             yield finding("hangs", severity, f"the loader hangs, {failure.phase}{only}", *evidence)
         else:
-            raised = "cannot be imported" if failure.phase == IMPORT else "or its loader raises an error"
-            yield finding("factory-raises", severity, f"the factory {raised}{only}", *evidence)
+            yield finding(
+                "factory-raises", severity, f"the factory or its loader raises an error{only}", *evidence
+            )
 
 
 def endings(run: RunLog) -> Iterator[Finding]:
@@ -189,8 +190,9 @@ def same_randomness(run: RunLog) -> Iterator[Finding]:
     and epochs may draw the same because a training script seeds them so.
     """
     drawn: dict[str, dict[_Place, str]] = {}
+    persistent = any(built.persistent for built in run.built)  # what is known is how a worker began
     for rank in run.ranks:
-        for epoch in rank.epochs:
+        for epoch in rank.epochs[:1] if persistent else rank.epochs:
             for (name, worker), digest in _streams_of(epoch).items():
                 drawn.setdefault(name, {})[rank.rank, worker, epoch.epoch] = digest
     of_samples = all(step.indices is not None for step in run.steps)

@@ -148,6 +148,8 @@ class LoaderReader:
         if self._key is None and isinstance(own := getattr(loader, "id_column", None), str):
             self._key = own
         self._ours = type(loader).__module__.startswith("rankfeed.")
+        if not job.workers:
+            inspection.without_workers(loader)
         built = inspection.described(loader, seconds=seconds, grown=grown, start_method=job.start_method)
         self._subset = inspection.subset(loader)
         record(loader)

@@ -57,6 +57,7 @@ class Built:
     #: Whether the dataset, perhaps of a DataLoader that the loader wraps, is map-style.
     indexed: bool = False
     workers: int | None = None
+    persistent: bool = False  # its workers outlive an epoch
     #: Whether a sampler shards what must be the same dataset on all ranks.
     cuts_one_dataset: bool = False
     #: What samplers declare: dropped remainders, draws with replacement, shuffling (None: they do not say).

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from rankfeed.diagnostics.doctor.records import RankLog, RunLog
-from rankfeed.diagnostics.findings import Finding, Severity, finding
+from rankfeed.diagnostics.findings import Finding, finding
 
 #: Bytes that are not worth a finding: of data, and of buffers that are filled while data are read.
 _DATA, _BUFFERS = 32 << 20, 64 << 20
@@ -35,8 +35,8 @@ def memory(run: RunLog, without: RunLog | None = None) -> Iterator[Finding]:
         where = f"{run.job.name}, rank {rank.rank}"
         for process, sizes in _after_epochs(rank).items():
             growth = [later - earlier for earlier, later in pairwise(sizes)]
-            steady = len(growth) >= 2 and min(growth) > max(growth) / 4 > 0
-            if steady and sum(growth) > _DATA:
+            # Buffers and caches that are still being filled grow by less, and less evenly.
+            if len(growth) >= 2 and min(growth) > max(max(growth) / 2, _DATA / 2):
                 values = ", ".join(f"{size // _MIB} MiB" for size in sizes)
                 text = f"{where}, {process}, after each epoch: {values}"
                 yield finding("memory-grows", "warning", "memory grows from epoch to epoch", text)
@@ -80,11 +80,11 @@ def times(run: RunLog) -> Iterator[Finding]:
         where = f"{run.job.name}, rank {rank.rank}"
         for epoch in rank.whole[:1]:
             first, *rest = [step.waited for step in epoch.steps] or [0.0]
-            if rest and first > max(_SLOW, _TIMES * median(rest)):
+            # A new interpreter imports torch first, which is no fault of the loader.
+            spawned = run.job.workers and run.job.start_method != "fork"
+            if rest and not spawned and first > max(_SLOW, _TIMES * median(rest)):
                 text = f"{where}: {first:.1f} s, then {median(rest):.3g} s a batch"
-                # A new interpreter imports torch first, which is no fault of the loader.
-                severity: Severity = "note" if run.job.workers and run.job.start_method != "fork" else "warning"
-                yield finding("slow-first-batch", severity, "the first batch takes long", text)
+                yield finding("slow-first-batch", "warning", "the first batch takes long", text)
         work = run.job.step_seconds
         waits = [step.waited for epoch in rank.whole for step in epoch.steps[1:]]
         share = sum(waits) / (sum(waits) + work * len(waits)) if work and waits else 0

@@ -33,6 +33,8 @@ class Facts:
 
     #: The run and epoch, for messages.
     where: str
+    #: What a key is, in messages.
+    noun: str = field(default="sample", kw_only=True)
     #: R, W, and b, the largest number of rows in a batch.
     ranks: int
     workers: int
@@ -154,7 +156,7 @@ def _small(counts: Counts, facts: Facts) -> Iterator[Finding]:
     """Rules 5 and 6: padding, and the remainder of an epoch."""
     if counts.excess:
         text = f"{facts.where}: {counts.excess.total()} of {counts.total.total()} rows repeat as padding"
-        example = _example(counts, next(iter(counts.excess)))
+        example = _example(counts, next(iter(counts.excess)), facts)
         yield finding("padded-with-repeats", "note", "some rows repeat as padding", f"{text}; {example}")
     if counts.lack:
         severity: Severity = "note"
@@ -171,7 +173,7 @@ def _repeats(counts: Counts, facts: Facts) -> list[Finding]:
     """Rules 7 and 10: the ratios name the cause."""
     extra, found = _lacking(counts, facts), []
     key = max(counts.excess, key=lambda each: counts.excess[each])
-    example = _example(counts, key)
+    example = _example(counts, key, facts)
     if counts.over_ranks > min(1.02, counts.within_ranks) and facts.ranks > 1:
         every = counts.over_ranks > facts.ranks - 0.02
         shared = sum(sum(key in each for each in counts.by_rank) > 1 for key in counts.excess)
@@ -204,12 +206,13 @@ def _lacking(counts: Counts, facts: Facts) -> tuple[str, ...]:
     if not counts.lack:
         return ()
     lack, size, missing = counts.lack.total(), counts.control.total(), listed([str(key) for key in counts.lack])
+    missing = missing if facts.noun == "sample" else f"{facts.noun} {missing}"
     return (f"{facts.where}: {lack} of {size} samples are not delivered: {missing}",)
 
 
-def _example(counts: Counts, key: RowKey) -> str:
+def _example(counts: Counts, key: RowKey, facts: Facts) -> str:
     places = [f"rank {rank} ({count}x)" for rank, each in enumerate(counts.by_rank) if (count := each[key])]
-    return f"sample {key} on {listed(places)}"
+    return f"{facts.noun} {key} on {listed(places)}"
 
 
 def never_drawn(drawn: set[RowKey], control: set[RowKey], facts: Facts) -> list[Finding]:
