@@ -25,12 +25,9 @@ def index(
 
     Example: rankfeed index 'shards/train-{000..099}.tar'
     """
-    from rankfeed.sources.open import detect
-    from rankfeed.sources.paths import as_paths
-
-    if detect(as_paths(options.dataset_path(data)), format) != "webdataset":
+    name = options.format_name(data, format)
+    if name != "webdataset":
         source = options.open_dataset(data, **options.source_options(format, option, cache_dir))
-        name = options.format_name(source)
         if json:
             show({"format": name, "needs_index": False, "samples": len(source)}, as_json=True)
         else:

@@ -34,7 +34,8 @@ def inspect(
     fields = source.fields
     seen, lengths = look(source, [name for name, field in fields.items() if field.kind not in ("dense", "object")])
     examples = _examples(source, samples)
-    figures = options.describe_source(source) | {"on_disk": options.disk_usage(data)}
+    figures = {"format": options.format_name(data, format), **options.describe_source(source)}
+    figures["on_disk"] = options.disk_usage(data)
     figures["native_copy"] = native_library() is not None
     if json:
         figures["bytes_of_a_sample"] = {

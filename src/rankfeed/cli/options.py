@@ -78,16 +78,18 @@ def parse_options(texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def format_name(source: Any) -> str:
-    """Name of the format of a source."""
-    return type(source).__name__.removesuffix("Source").lower()
+def format_name(data: Sequence[str], format: str | None) -> str | None:
+    """Name of the format of a dataset; None if it is not known."""
+    from rankfeed.sources.open import detect
+    from rankfeed.sources.paths import as_paths
+
+    return detect(as_paths(dataset_path(data)), format)
 
 
 def describe_source(source: Any) -> dict[str, Any]:
-    """Format, samples, blocks, columns and fingerprint."""
+    """Samples, blocks, columns and fingerprint."""
     blocks = np.asarray(source.blocks)
     return {
-        "format": format_name(source),
         "samples": len(source),
         "blocks": len(blocks),
         "samples_per_block": {
@@ -110,12 +112,12 @@ def disk_usage(data: Sequence[str]) -> dict[str, int]:
     return {"files": len(sizes), "bytes": sum(sizes)}
 
 
-def block_sizes(data: str | None, samples: float | None, blocks: float) -> Any:
-    """Block sizes of a dataset, or of --samples and --blocks."""
+def block_sizes(data: str | None, samples: float | None, blocks: float, **options: Any) -> Any:
+    """Block sizes of a dataset, which is opened with options, or of --samples and --blocks."""
     if (data is None) == (samples is None):
         raise ArgumentError("expected either a dataset or --samples", remedy="see --help")
     if samples is None:
-        return open_dataset([str(data)]).blocks
+        return open_dataset([str(data)], **options).blocks
     total, count = _whole("--samples", samples), _whole("--blocks", blocks)
     if not 1 <= count <= max(1, total):
         raise ArgumentError("invalid --blocks", expected=f"1 to {total}", found=count)

@@ -27,6 +27,9 @@ def plan(
     tail: options.TailKind = "even",
     epoch: options.Epoch = 0,
     start: options.Start = 0,
+    format: options.Format = None,
+    option: options.FormatOptions = None,
+    cache_dir: options.CacheDir = None,
     json: Json = False,
 ) -> None:
     """Compute steps, shares and cost of a plan.
@@ -34,7 +37,7 @@ def plan(
     Example: rankfeed plan data/ --ranks 8 --workers 2 --batch-size 32
     Example: rankfeed plan --samples 1e12 --blocks 1e6 --ranks 16384 --batch-size 32 --shuffle window
     """
-    sizes = options.block_sizes(data, samples, blocks)
+    sizes = options.block_sizes(data, samples, blocks, **options.source_options(format, option, cache_dir))
     tracemalloc.start()
     try:
         began = time.perf_counter()

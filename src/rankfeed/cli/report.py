@@ -33,6 +33,9 @@ def report(
     tail: options.TailKind = "even",
     epoch: options.Epoch = 0,
     start: options.Start = 0,
+    format: options.Format = None,
+    option: options.FormatOptions = None,
+    cache_dir: options.CacheDir = None,
     audit: Annotated[Paths, option("FILE", "File written by AuditReport.save; may be repeated.")] = None,
     run: Annotated[Paths, option("DIR", "Folder of ledgers of Loader(audit=FOLDER); may be repeated.")] = None,
     stats: Annotated[Paths, option("FILE", _STATS_HELP)] = None,
@@ -61,8 +64,9 @@ def report(
         )
     pages = []
     if data is not None or samples is not None:
-        sizes = options.block_sizes(data, samples, blocks)
-        source = None if data is None else options.open_dataset([data])
+        given = options.source_options(format, option, cache_dir)
+        sizes = options.block_sizes(data, samples, blocks, **given)
+        source = None if data is None else options.open_dataset([data], **given)
         schedule = Schedule(
             options.make_plan(sizes, shuffle, seed, window, lanes),
             batch_size=batch_size,

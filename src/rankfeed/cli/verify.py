@@ -125,7 +125,7 @@ def _verify_run(folder: str, source: Any, *, ids: bool, as_json: bool) -> Verdic
             "the run read other data",
             expected=" or ".join(f"{loader.data} ({loader.source})" for loader in run.loaders),
             found=f"{source!r} ({source.fingerprint})",
-            remedy="give the dataset as it was when the job ran",
+            remedy="give the dataset as it was when the job ran; of a part of a split, leave --data out",
         )
     document = run.as_dict()
     for loader, loader_document in zip(run.loaders, document["loaders"], strict=True):

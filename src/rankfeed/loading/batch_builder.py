@@ -192,7 +192,9 @@ class BatchBuilder:
                 if self.source.collate is not None:
                     self.has_layout = True
                     return
-                raise self.field_error(error, f"sample {ids[error.row]}, read before the first step") from error
+                raise self.field_error(
+                    error, f"{self.source.name_of(ids[error.row])}, read before the first step"
+                ) from error
             if not any(is_unknown(leaf) for _, leaf in leaves(layout)):
                 break
         if self.source.collate is None or flat_fields(layout) is not None:
@@ -315,12 +317,13 @@ class BatchBuilder:
             try:
                 result = transform(sample, streams.generator(sample_id)) if with_rng else transform(sample)
             except (Exception, SystemExit) as error:
-                raise _user_error("the transform raised", error, f"sample {sample_id}, {spec.where}") from error
+                where = f"{self.source.name_of(sample_id)}, {spec.where}"
+                raise _user_error("the transform raised", error, where) from error
             if result is None and self.collate_fn is None:
                 raise TransformError(
                     "the transform returned None",
                     expected="the new sample",
-                    where=f"sample {sample_id}, {spec.where}",
+                    where=f"{self.source.name_of(sample_id)}, {spec.where}",
                     remedy="return the sample; to leave samples out, pass a collate_fn that does",
                 )
             transformed.append(result)

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.errors import AuditError
 from rankfeed.plan import Plan, Schedule
-from rankfeed.sources import Source
+from rankfeed.sources import SelectSource, Source
 from rankfeed.storage import ledger as format
 from rankfeed.storage.checksum import digest_of
 from rankfeed.topology import Topology
@@ -124,6 +124,8 @@ init_in_each_process(_LEDGERS.init)
 
 def _describe_source(source: Source) -> str:
     """Type, path and length of a source; its own repr may read all of the data."""
+    if isinstance(source, SelectSource):
+        return f"{len(source)} of {_describe_source(source.source)}"[:1000]
     path = getattr(source, "path", None)
     shown = f"{os.fspath(path)!r}, " if isinstance(path, (str, os.PathLike)) else ""
     return f"{type(source).__name__}({shown}{len(source)} samples)"[:1000]

@@ -167,6 +167,10 @@ class Source:
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         """Announce samples that will be read soon: a prefetch hint."""
 
+    def name_of(self, sample_id: int) -> str:
+        """Names a sample in error messages."""
+        return f"sample {sample_id}"
+
     def check_unchanged(self, *, at_intervals: bool = False) -> None:
         """Check that no open file was rewritten in place since the source was opened.
 
@@ -353,6 +357,9 @@ class SelectSource(SourceView):
             SourceError: no such sample.
         """
         return self.indices.ids(check_ids(sample_ids, len(self)))
+
+    def name_of(self, sample_id: int) -> str:
+        return f"sample {sample_id} ({self.source.name_of(int(self.origin_ids(sample_id)))} of the source)"
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         return self.source.fetch(self.origin_ids(sample_ids), columns)
