@@ -318,6 +318,8 @@ def fit_values(values: Sequence[Any], leaf: Leaf, path: Path = ()) -> Sequence[A
             fits = convert_exactly(numbers, dtype) if exact else None
             if fits is not None:
                 return fits
+    if all(type(value) is np.ndarray and value.dtype == dtype and _has_shape(field, value) for value in values):
+        return values
     name, arrays = dotted_name(path), []
     for row, value in enumerate(values):
         try:

@@ -100,8 +100,8 @@ class RowPointers:
         self.step = memory[0].step if step is None else step
         self.width = self.step if width is None else width
         self._tables: Int64 | None = None
-        #: Of `part`, `first` and `lengths`; 0 for None.
-        self._addresses: tuple[int, int, int] | None = None
+        #: Of `tables`, `part`, `first` and `lengths`; 0 for None.
+        self._addresses: tuple[int, int, int, int] | None = None
 
     @classmethod
     def into(cls, values: Array, starts: Int64, lengths: Int64, place: Place | None = None) -> RowPointers:
@@ -148,8 +148,8 @@ class RowPointers:
         rows.lengths = None if self.lengths is None else self.lengths[first:last]
         rows.part = None if self.part is None else self.part[first:last]
         rows.place = None if self.place is None else lambda row: self.place_of(first + row)
-        part, firsts, lengths = self.addresses
-        rows._addresses = part and part + 4 * first, firsts + 8 * first, lengths and lengths + 8 * first
+        tables, part, firsts, lengths = self.addresses
+        rows._addresses = tables, part and part + 4 * first, firsts + 8 * first, lengths and lengths + 8 * first
         return rows
 
     @property
@@ -170,12 +170,12 @@ class RowPointers:
         return self._tables
 
     @property
-    def addresses(self) -> tuple[int, int, int]:
-        """Addresses of ``part``, ``first`` and ``lengths``; 0 for None."""
+    def addresses(self) -> tuple[int, int, int, int]:
+        """Addresses of ``tables``, ``part``, ``first`` and ``lengths``; 0 for None."""
         if self._addresses is None:
             arrays = self.part, self.first, self.lengths
             part, first, lengths = (0 if each is None else _address(each) for each in arrays)
-            self._addresses = part, first, lengths
+            self._addresses = _address(self.tables), part, first, lengths
         return self._addresses
 
     def content(self) -> list[bytes]:
@@ -221,8 +221,8 @@ class RowPointers:
 
     def _arguments(self) -> tuple[Any, ...]:
         """The rows as the native functions take them."""
-        part, first, lengths = self.addresses
-        return _address(self.tables), part, first, self.step, lengths, len(self.first), self.width
+        tables, part, first, lengths = self.addresses
+        return tables, part, first, self.step, lengths, len(self.first), self.width
 
     def _copy(self, out: Array, offsets: Int64 | None, stride: int, fill: bytes = b"") -> None:
         needed = len(self) * stride if offsets is None else int(offsets[-1]) * self.width

@@ -125,6 +125,8 @@ def _started(log: RunLog, folder: Path, preload: Sequence[str]) -> Iterator[list
     running: list[RankProcess] = []
     try:
         for number, pool in enumerate(pools):
+            pool.start(len(log.ranks[number::2]), 0.0)  # so that both servers import at the same time
+        for number, pool in enumerate(pools):
             if not pool.start(len(log.ranks[number::2]), _IMPORT):
                 raise WorkerError("the doctor could not start ranks", found=f"not ready after {_IMPORT:.0f} s")
         for rank in log.ranks:
