@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,7 +144,7 @@ def test_a_batch_of_another_step_fails_the_audit(monkeypatch: pytest.MonkeyPatch
     build_step = BatchBuilder.build_step
 
     def wrong(self: BatchBuilder, schedule: Schedule, step: int) -> Any:
-        return replace(build_step(self, schedule, 0 if step == 2 else step), step=step)
+        return build_step(self, schedule, 0 if step == 2 else step)._replace(step=step)
 
     monkeypatch.setattr(BatchBuilder, "build_step", wrong)
     with pytest.raises(AuditError, match=r"(?s)other samples than the plan.*rank 0, epoch 0, step 2"):

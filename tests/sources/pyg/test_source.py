@@ -2,6 +2,7 @@
 
 import pickle
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -323,8 +324,15 @@ def test_a_source_of_graphs_is_a_data_set_for_pygs_own_loader() -> None:
 # Loading.
 
 
-@pytest.mark.parametrize("kind", ["memory", "transform", "disk", "pickled", "list"])
-@pytest.mark.parametrize("workers", [("thread", 0), ("thread", 3), ("process", 2)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        *product(["memory", "transform", "disk", "pickled", "list"], [("thread", 0), ("thread", 3)]),
+        ("memory", ("process", 2)),  # each worker imports PyG, which takes long
+        ("disk", ("process", 2)),
+    ],
+    ids=str,
+)
 def test_every_graph_once_with_any_workers(kind: str, workers: tuple[Any, int], tmp_path: Path) -> None:
     graphs: list[Any] = [graph(number) for number in range(53)]
     if kind == "disk":
