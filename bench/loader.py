@@ -33,15 +33,14 @@ from bench.workloads import Array, blobs, consume, ragged, tokens
 import rankfeed as rf
 
 Figures = dict[str, Any]
-#: What tar shards and other formats are measured with: samples, their number, batch size.
-WORKLOADS: dict[str, tuple[Callable[..., Iterator[dict[str, Any]]], int, int]] = {}
 
 
 def samples(make: Callable[..., Iterator[Any]], count: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
     return ({"x": row} for row in make(count, rng))
 
 
-WORKLOADS |= {
+#: What tar shards and other formats are measured with: samples, their number, batch size.
+WORKLOADS: dict[str, tuple[Callable[..., Iterator[dict[str, Any]]], int, int]] = {
     "W1 ragged": (partial(samples, ragged), 20_000, 64),
     "W2 tokens": (partial(samples, tokens), 100_000, 256),
     "W3 bytes": (partial(samples, blobs), 20_000, 64),

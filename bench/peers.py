@@ -487,9 +487,7 @@ class Grain(Peer):
         return iter(self.dataset)
 
     def state_after(self, batches: int) -> Any:
-        iterator = self.epoch()
-        exhaust(itertools.islice(iterator, batches))
-        return iterator.get_state()
+        return self.epoch().get_state() | {"next_index": batches}  # reading them takes minutes
 
     def resume(self, state: Any) -> Iterable[Any]:
         iterator = self.epoch()

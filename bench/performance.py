@@ -120,7 +120,7 @@ class Contestant:
 
     def end(self) -> None:
         """End the process and its workers."""
-        with suppress(OSError):
+        with suppress(OSError, subprocess.TimeoutExpired):  # some libraries do not let their process end
             self._process.communicate(timeout=5)
         with suppress(subprocess.TimeoutExpired, ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -322,12 +322,11 @@ def main() -> None:
     chosen |= {PEERS[name].written_by for name in chosen}  # whose files they read
     names = [name for name in PEERS if name in chosen]
     used = {name: versions(name) for name in names}
-    results = [
-        measure(workload, [name for name in names if workload in PEERS[name].workloads], options)
-        for workload in options.workload or WORKLOADS
-    ]
-    if options.json:
-        options.json.write_text(json.dumps({"results": results, "versions": used}))
+    results = []
+    for workload in options.workload or WORKLOADS:
+        results.append(measure(workload, [name for name in names if workload in PEERS[name].workloads], options))
+        if options.json:
+            options.json.write_text(json.dumps({"results": results, "versions": used}))
     text = page(results, used, f"python -m bench.performance {shlex.join(sys.argv[1:])}".strip())
     if options.workload or options.loader:  # part of the page
         print(text)

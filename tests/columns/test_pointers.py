@@ -1,6 +1,7 @@
 """Rows copied by the native library and without it: the same bytes, and an error for a truncated file."""
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,18 @@ def rows_in_memory(draw: st.DrawFn) -> tuple[Any, RowPointers]:
     starts = np.array(draw(st.lists(st.integers(0, size), max_size=30)), np.int64)
     lengths = np.array([draw(st.integers(0, size - start)) for start in starts.tolist()], np.int64)
     return values, RowPointers.into(values, starts, lengths)
+
+
+def test_a_pickled_copy_reads_its_own_memory() -> None:
+    values = np.arange(4000)
+    rows = RowPointers.into(values, np.arange(0, 4000, 40), np.full(100, 40)).slice(0, 50)
+    rows.place = None
+    rows.copy_padded(np.empty((50, 40), np.int64))
+    copy = pickle.loads(pickle.dumps(rows))
+    values[:] = -1
+    out = np.empty((50, 40), np.int64)
+    copy.copy_padded(out)
+    assert (out.ravel() == np.arange(2000)).all()
 
 
 @pytest.mark.parametrize("native", [True, False])

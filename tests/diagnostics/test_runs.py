@@ -53,6 +53,18 @@ def test_a_gap_between_launches_is_missing(tmp_path: Path) -> None:
     assert "positions 40 to 60" in str(verdict)
 
 
+def test_a_launch_that_began_again_is_noted(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(2, 5, [(0, 0, [10, 10]), (1, 0, [4, 4])])
+    job.launch(1, 10, [(0, 0, [4])])
+    verdict = verify_run(tmp_path)
+    assert verdict.sound
+    (note,) = (each for each in verdict.findings if each.code == "began-again")
+    assert note.severity == "note"
+    assert note.evidence[0].startswith("launch 2 of")
+    assert "set_epoch" in note.remedy
+
+
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_a_rank_that_fell_short_before_the_next_launch_is_told(tmp_path: Path, lanes: int) -> None:
     job = Job(tmp_path, rf.Plan(100, lanes=lanes))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rankfeed as rf
 from rankfeed.columns.columns import Columns, Dense
 from rankfeed.columns.field import Field
-from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.errors import ArgumentError, SourceError, TransformError
 from rankfeed.sources import SelectSource
 from rankfeed.sources.selection import Indices, block_sizes, compose, indices_of
 from rankfeed.sources.source import starts_of
@@ -302,3 +302,12 @@ def test_data_that_were_replaced_under_a_selection_are_not_read_on_with(tmp_path
     np.save(tmp_path / "x.npy", np.arange(9))
     with pytest.raises(SourceError, match="changed"):
         pickle.loads(pickled).fetch([0])
+
+
+def test_an_error_names_a_sample_in_the_selection_and_in_the_source() -> None:
+    def refuse(sample: Any) -> Any:
+        raise ValueError("no")
+
+    part = rf.from_dataset([{"x": i} for i in range(10)]).select([7, 3]).select([1])
+    with pytest.raises(TransformError, match=r"sample 0 \(sample 3 of the source\), "):
+        list(rf.Loader(part, transform=refuse))

@@ -137,6 +137,10 @@ class RowPointers:
         lengths = put([np.ones(len(p), np.int64) if p.lengths is None else p.lengths for p in parts], order)
         return cls(memory, first, lengths, parts[0].width, put([numbers], order), place, step)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = self.memory, self.first, self.lengths, self.width, self.part, self.place, self.step
+        return RowPointers, given  # addresses are those of this process
+
     def __len__(self) -> int:
         return len(self.first)
 

@@ -364,7 +364,8 @@ class BatchBuilder:
             assert layout is not None, "the layout is fixed before the first batch"
             return collate_samples(rows, layout, self.ragged, self.allocate, **form)
         except Mismatch as error:
-            raise self.field_error(error, f"sample {spec.ids[error.row]}, {spec.where}", layout) from error
+            where = f"{self.source.name_of(int(spec.ids[error.row]))}, {spec.where}"
+            raise self.field_error(error, where, layout) from error
         except (Exception, SystemExit) as error:
             if isinstance(rows, Columns) and not isinstance(error, ArgumentError):
                 raise  # of the source, whose rows are read here

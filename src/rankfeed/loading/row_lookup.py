@@ -40,6 +40,7 @@ class _ReadAhead:
     schedule: Schedule
     until: int = 0
     announced: deque[tuple[int, int]] = field(default_factory=deque)
+    nbytes: int = 0  # of these steps
 
 
 class RowLookup:
@@ -84,11 +85,11 @@ class RowLookup:
         """Announce the rows of some later steps to the kernel, as far as they fit into the budget."""
         schedule, announced = ahead.schedule, ahead.announced
         while announced and announced[0][0] <= step:
-            announced.popleft()
+            ahead.nbytes -= announced.popleft()[1]
         last = announced[-1][0] if announced else step
         end = min(len(schedule), last + _ANNOUNCED_STEPS * self._stride + 1)
         for later in range(last + self._stride, end, self._stride):
-            if sum(nbytes for _, nbytes in announced) >= _AHEAD_BYTES or not self._may_find(schedule, step, later):
+            if ahead.nbytes >= _AHEAD_BYTES or not self._may_find(schedule, step, later):
                 return
             groups = self._groups
             try:
@@ -100,6 +101,7 @@ class RowLookup:
                 ahead.until = 0
                 return
             announced.append((later, nbytes))
+            ahead.nbytes += nbytes
 
     def _may_find(self, schedule: Schedule, step: int, later: int) -> bool:
         """Whether a later step was looked up, or can be without losing the group of this one."""

@@ -359,7 +359,7 @@ class SelectSource(SourceView):
         return self.indices.ids(check_ids(sample_ids, len(self)))
 
     def name_of(self, sample_id: int) -> str:
-        return f"sample {sample_id} ({self.source.name_of(int(self.origin_ids(sample_id)))} of the source)"
+        return f"sample {sample_id} ({self.source.name_of(int(self.origin_ids(sample_id)[0]))} of the source)"
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         return self.source.fetch(self.origin_ids(sample_ids), columns)

@@ -104,7 +104,7 @@ def examine(
         preload: modules to import once, before ranks are forked, for many examinations that need the same.
 
     Raises:
-        ArgumentError: an argument is invalid, or there is no such function.
+        ArgumentError: an argument is invalid, or the function cannot be imported.
         WorkerError: no process could be started.
     """
     name = factory if isinstance(factory, str) else _name_of(factory)
@@ -144,8 +144,9 @@ def examine(
         first = run(states=states)
         failures = [rank.failure for rank in first.ranks]
         if all(each is not None and (each.kind, each.phase) == ("raised", IMPORT) for each in failures):
-            detail = next(each.detail for each in failures if each is not None)
-            raise ArgumentError("the factory cannot be imported", found=detail, where=name)
+            one = next(each for each in failures if each is not None)
+            found = "\n".join([one.detail, *one.output[-6:]])
+            raise ArgumentError("the factory cannot be imported", found=found, where=name)
         runs, controls, resumed = [first], [], []
         if any(rank.epochs for rank in first.ranks):
             if workers and not first.cut:
@@ -161,8 +162,8 @@ def examine(
             other = resume_ranks or (max(1, ranks - 1) if elastic else ranks)
             if other != ranks:
                 resumed.append(run(resume=states, ranks=other, epochs=1))
-    found = diagnose(runs, controls, cpus(), resumed, allowed, universe)
-    return Examination(name, found, (*runs, *controls, *resumed))
+    findings = diagnose(runs, controls, cpus(), resumed, allowed, universe)
+    return Examination(name, findings, (*runs, *controls, *resumed))
 
 
 def _called(job: Job) -> str:

@@ -36,7 +36,7 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
         cuts_one_dataset=any(
             getattr(each, name, 1) != 1 for each in samplers for name in ("num_replicas", "num_processes")
         ),
-        persistent=bool(getattr(loader, "persistent_workers", False)),
+        persistent=any(each.persistent_workers for each in _dataloaders(loader)),
         drops=drops_remainder(loader),
         replaces=draws_with_replacement(loader),
         shuffles=_shuffles(loader, samplers),
@@ -48,10 +48,8 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
 
 def without_workers(loader: Any) -> None:
     """Let DataLoaders read in this process, also where the factory takes no ``num_workers``."""
-    from torch.utils.data import DataLoader
-
-    for each in (loader, *getattr(loader, "__dict__", {}).values()):
-        if isinstance(each, DataLoader) and each.num_workers:
+    for each in _dataloaders(loader):
+        if each.num_workers:
             each.num_workers, each.prefetch_factor, each.timeout = 0, None, 0
 
 
@@ -72,12 +70,19 @@ def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
 
 
 def _is_indexed(loader: Any) -> bool:
-    from torch.utils.data import DataLoader, IterableDataset
+    from torch.utils.data import IterableDataset
 
-    return any(
-        isinstance(each, DataLoader) and not isinstance(each.dataset, IterableDataset)
-        for each in (loader, *getattr(loader, "__dict__", {}).values())
-    )
+    return any(not isinstance(each.dataset, IterableDataset) for each in _dataloaders(loader))
+
+
+def _dataloaders(loader: Any) -> list[Any]:
+    """The torch DataLoaders that a loader is or wraps."""
+    from torch.utils.data import DataLoader
+
+    found = [loader]
+    for each in getattr(loader, "__dict__", {}).values():
+        found += each if isinstance(each, (list, tuple)) else [each]
+    return [each for each in found if isinstance(each, DataLoader)]
 
 
 def subset(loader: Any) -> list[int] | None:

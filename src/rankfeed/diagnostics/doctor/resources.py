@@ -35,8 +35,9 @@ def memory(run: RunLog, without: RunLog | None = None) -> Iterator[Finding]:
         where = f"{run.job.name}, rank {rank.rank}"
         for process, sizes in _after_epochs(rank).items():
             growth = [later - earlier for earlier, later in pairwise(sizes)]
-            # Buffers and caches that are still being filled grow by less, and less evenly.
-            if len(growth) >= 2 and min(growth) > max(max(growth) / 2, _DATA / 2):
+            # Buffers and caches that are still being filled grow by less, less evenly, or not for long.
+            is_even = len(growth) >= 2 and min(growth) > max(growth) / 2
+            if is_even and (min(growth) > _DATA / 2 or (len(growth) >= 4 and sum(growth) > _DATA)):
                 values = ", ".join(f"{size // _MIB} MiB" for size in sizes)
                 text = f"{where}, {process}, after each epoch: {values}"
                 yield finding("memory-grows", "warning", "memory grows from epoch to epoch", text)

@@ -206,7 +206,7 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
     for number, launch in enumerate(launches):
         lines.append(join_ranks({rank: _of_rank(each, number) for rank, each in launch.processes.items()}))
         findings += _uneven_end(launch, lines[-1].ranges[-1])
-    findings += [] if uncertain else _restarts(lines)
+    findings += [] if uncertain else _restarts(lines, content.data)
     line = join_launches(lines)
     first, last = line.ranges[0], line.ranges[-1]
     if first.epoch:
@@ -290,15 +290,15 @@ def _absent_ledger(text: str) -> Finding:
     return Finding("absent-ledger", "unproven", what, (text,), "copy the ledgers of all hosts into one folder")
 
 
-def _restarts(lines: Sequence[DeliveryTimeline]) -> Iterator[Finding]:
+def _restarts(lines: Sequence[DeliveryTimeline], data: str) -> Iterator[Finding]:
     """Launches that began where the first one did, although they came after it."""
     begun = [(line.ranges[0].epoch, line.ranges[0].start) for line in lines]
     for number in range(1, len(begun)):
         if begun[number] == begun[0]:
-            what = "a launch began at the start, which takes back all that was delivered before it"
+            what = "a launch began where the first one did, which takes back all that was delivered before it"
             remedy = "load the state of the last checkpoint; give a new training a new folder; before an "
             remedy += "evaluation, call set_epoch(epoch) of its loader"
-            yield Finding("began-again", "note", what, (f"launch {number + 1}",), remedy)
+            yield Finding("began-again", "note", what, (f"launch {number + 1} of {data}",), remedy)
 
 
 def _overlaps(launches: Sequence[Launch]) -> Iterator[Finding]:

@@ -62,6 +62,7 @@ def line_of(figures: Figures, *, name: str = "", rank: int | None = None) -> str
     from rich.filesize import decimal
 
     limit = max(_STAGES, key=lambda stage: figures[f"{stage}_seconds"])
+    named = figures["waited_share"] >= _WAITS and figures[f"{limit}_seconds"] > 0
     speed, waiting = figures["samples_per_second"], figures["waiting_seconds"]
     parts = [
         name,
@@ -69,7 +70,7 @@ def line_of(figures: Figures, *, name: str = "", rank: int | None = None) -> str
         f"epoch {figures['epoch']}",
         f"step {figures['epoch_step']:,}" + (f" of {figures['epoch_steps']:,}" if figures["epoch_steps"] else ""),
         f"{speed:,.0f} samples/s" if speed >= 10 or not speed else f"{speed:.2g} samples/s",
-        f"waited {figures['waited_share']:.0%}" + (f" ({limit})" if figures["waited_share"] >= _WAITS else ""),
+        f"waited {figures['waited_share']:.0%}" + (f" ({limit})" if named else ""),
         f"cache hits {figures['cache_hit_share']:.0%}" if figures["cache_lookups"] else "",
         decimal(int(figures["private_bytes"])) if figures["private_bytes"] else "",
         f"waiting for data for {waiting:.0f} s" if waiting >= _LONG else "",

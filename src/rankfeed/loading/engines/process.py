@@ -289,7 +289,8 @@ def serialize(value: Any, by_name: Collection[str] = (), regions: RegionPool | N
     content, buffers = dumps(value, by_name)
     if regions is None:
         return SerializedBatch(content, list(buffers))
-    return SerializedBatch(content, [regions.lend(each) or each for each in buffers])
+    empty = memoryview(b"")  # an empty array may be a view of a region, too
+    return SerializedBatch(content, [regions.lend(each) or each if each.nbytes else empty for each in buffers])
 
 
 def receive(message: bytearray, regions: BorrowedRegions | None = None) -> Any:

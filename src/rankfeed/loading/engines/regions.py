@@ -103,15 +103,15 @@ class RegionPool:
         return np.asarray(_Handle(self, region))[:nbytes].view(dtype).reshape(shape)
 
     def lend(self, buffer: memoryview) -> RegionSlice | None:
-        """Where a buffer of a batch is, or a copy of it; None for a small one."""
-        if buffer.nbytes < MIN_BYTES:
-            return None
+        """Where a buffer of a batch, which is not empty, is, or a copy; None for a small one in no region."""
         content = np.frombuffer(buffer, np.uint8)
         address = content.__array_interface__["data"][0]
         for region in self._in_use.copy().values():
             if region.address <= address < region.address + region.size:
                 break
         else:
+            if buffer.nbytes < MIN_BYTES:
+                return None
             copy = self.allocate((len(content),), np.dtype(np.uint8))
             copy[:] = content
             return self.lend(copy.data)
@@ -129,10 +129,9 @@ class RegionPool:
             self.take_back(offset)
         return copies
 
-    def _copy(self, lent: RegionSlice) -> RegionSlice:
-        copy = self.lend(self._regions[lent.region].buffer[lent.start : lent.start + lent.nbytes].copy().data)
-        assert copy is not None
-        return copy
+    def _copy(self, lent: RegionSlice) -> memoryview | RegionSlice:
+        copy = self._regions[lent.region].buffer[lent.start : lent.start + lent.nbytes].copy().data
+        return self.lend(copy) or copy
 
     def take_back(self, offset: int) -> None:
         """Note that the rank does not use a region."""
