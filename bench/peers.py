@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -284,7 +285,7 @@ class MosaicML(Peer):
     order = "blocks"
 
     def write(self) -> None:
-        from streaming import MDSWriter
+        from tests.sources.mds.streaming_mds import MDSWriter  # `import streaming` needs a torchvision with CUDA
 
         kind = {"ragged": "ndarray:float32", "tokens": "ndarray:int32:512", "bytes": "bytes"}[self.name]
         with MDSWriter(out=str(self.folder / "data"), columns={"x": kind}) as writer:
@@ -292,11 +293,10 @@ class MosaicML(Peer):
                 writer.write({"x": row})
 
     def dataset(self) -> Any:
-        from streaming import StreamingDataset
-        from streaming.base.util import clean_stale_shared_memory
+        from tests.sources.mds.streaming_mds import streaming_dataset
 
-        clean_stale_shared_memory()  # of processes that were killed
-        return StreamingDataset(
+        import_module("streaming.base.util").clean_stale_shared_memory()  # of processes that were killed
+        return streaming_dataset()(
             local=str(self.folder / "data"), batch_size=self.batch_size, shuffle=True, shuffle_seed=SEED
         )
 
@@ -400,11 +400,12 @@ class Wids(WebDataset):
 
     def epoch(self) -> Iterable[Any]:
         import wids
+        from wids.wids import IndexedTarSamples
 
         if not hasattr(self, "data"):
             listing = []
             for shard in self.shards:
-                index = wids.IndexedTarSamples(shard)
+                index = IndexedTarSamples(path=shard)
                 listing.append({"url": shard, "nsamples": len(index)})
                 index.close()
             options: dict[str, Any] = {"lru_size": 200, "transformations": [lambda sample: sample], "keep": True}
