@@ -112,12 +112,12 @@ def disk_usage(data: Sequence[str]) -> dict[str, int]:
     return {"files": len(sizes), "bytes": sum(sizes)}
 
 
-def block_sizes(data: str | None, samples: float | None, blocks: float, **options: Any) -> Any:
-    """Block sizes of a dataset, which is opened with options, or of --samples and --blocks."""
-    if (data is None) == (samples is None):
+def block_sizes(source: Any, samples: float | None, blocks: float) -> Any:
+    """Block sizes of a source, or of --samples and --blocks if it is None."""
+    if (source is None) == (samples is None):
         raise ArgumentError("expected either a dataset or --samples", remedy="see --help")
     if samples is None:
-        return open_dataset([str(data)], **options).blocks
+        return source.blocks
     total, count = _whole("--samples", samples), _whole("--blocks", blocks)
     if not 1 <= count <= max(1, total):
         raise ArgumentError("invalid --blocks", expected=f"1 to {total}", found=count)

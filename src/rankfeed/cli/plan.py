@@ -37,7 +37,9 @@ def plan(
     Example: rankfeed plan data/ --ranks 8 --workers 2 --batch-size 32
     Example: rankfeed plan --samples 1e12 --blocks 1e6 --ranks 16384 --batch-size 32 --shuffle window
     """
-    sizes = options.block_sizes(data, samples, blocks, **options.source_options(format, option, cache_dir))
+    given = options.source_options(format, option, cache_dir)
+    source = None if data is None else options.open_dataset([data], **given)
+    sizes = options.block_sizes(source, samples, blocks)
     tracemalloc.start()
     try:
         began = time.perf_counter()

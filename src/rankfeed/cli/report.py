@@ -65,8 +65,8 @@ def report(
     pages = []
     if data is not None or samples is not None:
         given = options.source_options(format, option, cache_dir)
-        sizes = options.block_sizes(data, samples, blocks, **given)
         source = None if data is None else options.open_dataset([data], **given)
+        sizes = options.block_sizes(source, samples, blocks)
         schedule = Schedule(
             options.make_plan(sizes, shuffle, seed, window, lanes),
             batch_size=batch_size,

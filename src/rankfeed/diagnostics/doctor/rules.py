@@ -33,8 +33,6 @@ class Facts:
 
     #: The run and epoch, for messages.
     where: str
-    #: What a key is, in messages.
-    noun: str = field(default="sample", kw_only=True)
     #: R, W, and b, the largest number of rows in a batch.
     ranks: int
     workers: int
@@ -51,6 +49,8 @@ class Facts:
     padding: Counter[RowKey] = field(default_factory=Counter)
     #: Whether equal keys mean equal samples (ids, indices, identifying or whole content).
     exact: bool = True
+    #: What a key is, in messages.
+    noun: str = "sample"
 
 
 @dataclass(frozen=True)

@@ -292,13 +292,15 @@ def _absent_ledger(text: str) -> Finding:
 
 def _restarts(lines: Sequence[DeliveryTimeline], data: str) -> Iterator[Finding]:
     """Launches that began where the first one did, although they came after it."""
-    begun = [(line.ranges[0].epoch, line.ranges[0].start) for line in lines]
-    for number in range(1, len(begun)):
-        if begun[number] == begun[0]:
-            what = "a launch began where the first one did, which takes back all that was delivered before it"
-            remedy = "load the state of the last checkpoint; give a new training a new folder; before an "
-            remedy += "evaluation, call set_epoch(epoch) of its loader"
-            yield Finding("began-again", "note", what, (f"launch {number + 1} of {data}",), remedy)
+    first, *later = [(line.ranges[0].epoch, line.ranges[0].start) for line in lines]
+    what = "a launch began where the first one did, which takes back all that was delivered before it"
+    remedy = (
+        "load the state of the last checkpoint; give a new training a new folder; before an evaluation, call "
+        "set_epoch(epoch) of its loader"
+    )
+    for number, begun in enumerate(later, 2):
+        if begun == first:
+            yield Finding("began-again", "note", what, (f"launch {number} of {data}",), remedy)
 
 
 def _overlaps(launches: Sequence[Launch]) -> Iterator[Finding]:
