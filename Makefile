@@ -26,7 +26,7 @@ help:  ## list the targets
 
 setup: $(STAMP)  ## make .venv with the package and all that the tests need
 
-$(STAMP): pyproject.toml setup.py constraints.txt src/rankfeed/columns/_copy_rows.c
+$(STAMP): pyproject.toml setup.py constraints.txt src/rankfeed/_util/_native.c
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankfeed needs Python 3.11 or newer; choose one with PYTHON=...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]'

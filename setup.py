@@ -11,7 +11,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-LIBRARY = "rankfeed.columns._copy_rows"
+LIBRARY = "rankfeed._util._native"
 
 
 class BuildLibrary(build_ext):
@@ -32,7 +32,7 @@ class BuildPackage(build_py):
 
 class Wheel(bdist_wheel):
     def get_tag(self):
-        is_built = any(Path(self.bdist_dir).rglob("_copy_rows.so"))
+        is_built = any(Path(self.bdist_dir).rglob("_native.so"))
         return "py3", "none", super().get_tag()[2] if is_built else "any"
 
 
@@ -40,7 +40,7 @@ setup(
     ext_modules=[
         Extension(
             LIBRARY,
-            ["src/rankfeed/columns/_copy_rows.c"],
+            ["src/rankfeed/_util/_native.c"],
             extra_compile_args=["-O3", "-fvisibility=hidden"],
             optional=True,
         )

@@ -112,7 +112,7 @@ def test_only_a_few_free_buffers_are_kept() -> None:
     pool = BufferPool()
     many = [fill(pool, 0) for _ in range(300)]
     del many
-    assert sum(len(free) for free in pool._free.values()) < 100
+    assert sum(len(kept) for kept in pool._kept.values()) < 100
 
 
 def test_threads_never_get_the_same_slot_at_once() -> None:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tests.sources.tar.test_source import write_tar
 
 import rankfeed as rf
+from rankfeed._util.native import native_library
 from rankfeed.columns import pointers
-from rankfeed.columns.pointers import RowPointers, native_library
+from rankfeed.columns.pointers import RowPointers
 from rankfeed.errors import CorruptError
 from rankfeed.storage.mapped import map_file
 
@@ -46,7 +47,6 @@ def rows_in_memory(draw: st.DrawFn) -> tuple[Any, RowPointers]:
 def test_a_pickled_copy_reads_its_own_memory() -> None:
     values = np.arange(4000)
     rows = RowPointers.into(values, np.arange(0, 4000, 40), np.full(100, 40)).slice(0, 50)
-    rows.place = None
     rows.copy_padded(np.empty((50, 40), np.int64))
     copy = pickle.loads(pickle.dumps(rows))
     values[:] = -1
@@ -259,7 +259,7 @@ def test_no_row_of_a_truncated_file_is_delivered_as_zeros(form: str, tmp_path: P
 def test_the_native_library_under_address_sanitizer(tmp_path: Path) -> None:
     package = tmp_path / "rankfeed"
     shutil.copytree(Path(rf.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    source = package / "columns" / "_copy_rows.c"
+    source = package / "_util" / "_native.c"
     flags = ["-g", "-O1", "-fsanitize=address", "-shared", "-fPIC"]
     subprocess.run(["cc", *flags, "-o", source.with_suffix(".so"), source], check=True, timeout=120)
     runtime = subprocess.run(

@@ -14,8 +14,8 @@ import pytest
 
 import rankfeed as rf
 from rankfeed import errors
+from rankfeed._util.native import native_library
 from rankfeed.columns.columns import Columns
-from rankfeed.columns.pointers import native_library
 
 ROWS, VALUES, BATCH = 1500, 16384, 8  # 64 KiB each
 

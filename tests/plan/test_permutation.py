@@ -91,6 +91,22 @@ def test_a_batch_is_what_one_by_one_gives(n: int, seed: int, data: st.DataObject
     assert permutation(indices, n, key).tolist() == [int(permutation(each, n, key)) for each in indices]
 
 
+@given(n=st.integers(2, MAX_SIZE), seed=st.integers(), data=st.data())
+def test_numpy_gives_the_same_as_the_native_library(n: int, seed: int, data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, 2**64 - 1)), max_size=40))
+    indices = np.array([row for row, _ in rows], np.int64)
+    tweaks = np.array([tweak for _, tweak in rows], np.uint64) if seed % 2 else None
+    # Sizes much smaller than n would take long.
+    sizes = np.full(len(rows), n - 1 if n > 2 and indices.max(initial=0) < n - 1 else n, np.uint64)
+    key = Key.of(seed)
+    native = permutation(indices, n, key, tweaks=tweaks, sizes=sizes if seed % 3 else None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rankfeed.plan.permutation.native_library", lambda: None)
+        assert np.array_equal(
+            permutation(indices, n, key, tweaks=tweaks, sizes=sizes if seed % 3 else None), native
+        )
+
+
 def test_batches_longer_than_a_chunk_are_what_their_parts_give() -> None:
     key, n = Key.of("chunks"), 1_000_003
     indices = np.arange(20_000)

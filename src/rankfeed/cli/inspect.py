@@ -4,12 +4,12 @@ from typing import Annotated, Any
 
 from rich.table import Table
 
+from rankfeed._util.native import native_library
 from rankfeed.cli import options
 from rankfeed.cli.lengths import look
 from rankfeed.cli.output import BAR, FAINT, NAME, Json, clean, grid, out, show
 from rankfeed.cli.render import count_of, format_bar, format_bytes, format_value, value_as_json
 from rankfeed.columns.field import Field
-from rankfeed.columns.pointers import native_library
 
 
 def inspect(

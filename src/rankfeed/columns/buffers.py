@@ -1,10 +1,11 @@
 """Recycled batch buffers: faulting in fresh pages costs several times the copy that fills them.
 
-A buffer returns to its pool when the last array or tensor over it is gone.
+A buffer is used again when the last array or tensor over it is gone: each of them holds a reference to it.
 """
 
 import ctypes
 import math
+import sys
 from collections import deque
 from functools import cache
 from typing import Any
@@ -16,19 +17,18 @@ Buffer = npt.NDArray[np.uint8]
 
 #: Smaller buffers are left to the allocator, which recycles them as well.
 _MIN_BYTES = 1 << 16
-#: Free buffers kept of each size.
-_MAX_FREE = 32
+#: Buffers kept of each size, and how many of them are tried before a new one is made.
+_MAX_KEPT, _TRIED = 32, 4
 #: From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 class BufferPool:
-    """Allocates arrays from recycled memory. Thread-safe."""
+    """Allocates arrays from recycled memory. Thread-safe: a thread that looks at a buffer has taken it out."""
 
     def __init__(self) -> None:
-        # Only atomic deque operations: the garbage collector may return a buffer at any point, also inside this
-        # class, where a lock would deadlock.
-        self._free: dict[int, deque[Buffer]] = {}
+        #: By size: those that arrays may be over, the most recently used last.
+        self._kept: dict[int, deque[Buffer]] = {}
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An uninitialised C-contiguous array."""
@@ -36,26 +36,37 @@ class BufferPool:
         if nbytes < _MIN_BYTES:
             return np.empty(shape, dtype)
         size = 1 << (nbytes - 1).bit_length()
-        free = self._free.setdefault(size, deque(maxlen=_MAX_FREE))
-        try:
-            buffer = free.pop()
-        except IndexError:
+        kept = self._kept.get(size)
+        if kept is None:
+            kept = self._kept.setdefault(size, deque(maxlen=_MAX_KEPT))
+        buffer = _take_unused(kept)
+        if buffer is None:
             buffer = np.empty(size, np.uint8)
-        return np.asarray(_PooledBuffer(buffer, free))[:nbytes].view(dtype).reshape(shape)
+        array = np.ndarray(shape, dtype, buffer)
+        kept.append(buffer)  # where it is full, the one that was used first is no longer kept
+        return array
 
 
-class _PooledBuffer:
-    """The base of all arrays over a buffer; returns it to the pool when the last one is gone."""
+def _take_unused(kept: deque[Buffer]) -> Buffer | None:
+    """Take out a buffer that no array is over; None if there is none among the first few."""
+    for _ in range(_TRIED):
+        try:
+            buffer = kept.popleft()
+        except IndexError:
+            return None
+        if sys.getrefcount(buffer) <= _UNUSED:
+            return buffer
+        kept.append(buffer)
+    return None
 
-    __slots__ = ("__array_interface__", "_buffer", "_free")
 
-    def __init__(self, buffer: Buffer, free: deque[Buffer]) -> None:
-        self._buffer = buffer
-        self._free = free
-        self.__array_interface__ = buffer.__array_interface__
+def _references(kept: deque[Buffer]) -> int:
+    buffer = kept.popleft()
+    return sys.getrefcount(buffer)
 
-    def __del__(self) -> None:
-        self._free.append(self._buffer)
+
+#: References to a buffer that only a local variable refers to: CPython's versions count differently.
+_UNUSED = _references(deque([np.empty(1, np.uint8)]))
 
 
 @cache

@@ -430,9 +430,7 @@ class Columns(Mapping[str, Column]):
     def num_files(self) -> int:
         """Number of files that the rows point into, which stay open meanwhile."""
         pointed = [each.pointers for each in self._columns.values() if isinstance(each, PointedColumn)]
-        return len(
-            {descriptor for each in pointed for descriptor in each.tables[:, 2].tolist() if descriptor >= 0}
-        )
+        return len({descriptor for each in pointed for descriptor in each.descriptors})
 
     def advise(self, *, drop: bool = False) -> int:
         """Let the kernel read the rows' files soon, or ``drop`` their pages from its cache; returns the bytes.

@@ -1,8 +1,7 @@
 """Where the rows of a column are in memory, and how they are copied into a batch.
 
-One native call copies all rows of a column, from any number of memory-mapped files, and releases the GIL. Its
-library (``_copy_rows.c``) is built when the package is installed with a C compiler; without it, the rows are
-copied one by one, with the same result.
+One native call copies all rows of a column, from any number of memory-mapped files, and releases the GIL. Without
+the native library the rows are copied one by one, with the same result.
 """
 
 from __future__ import annotations
@@ -10,15 +9,16 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import struct
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.native import address_of, address_or_zero, native_library
 from rankfeed.errors import CorruptError
 
 Array = npt.NDArray[Any]
@@ -28,12 +28,12 @@ Int64 = npt.NDArray[np.int64]
 Place = Callable[[int], str]
 #: Where the content of CPython's byte strings begins; `id` is their address.
 _BYTES_OFFSET = bytes.__basicsize__ - 1
-_Nothing = ctypes.c_char * 0
+_ROWS = struct.Struct("4N2q")
 #: Bytes that numpy copies in less time than a native call takes.
 _SMALL = 1 << 14
 #: The size of all memory.
 _ANYWHERE = (1 << 63) - 1
-#: What may be wrong with a row, as in _copy_rows.c.
+#: What may be wrong with a row, as in _native.c.
 _OUT_OF_BOUNDS, _TOO_LONG, _TRUNCATED, _FAULTS = 1, 2, 3, 4
 
 
@@ -51,8 +51,8 @@ class Memory:
         #: Address and bytes; its file's descriptor (-1: none), mapped bytes and address, the call that checked it.
         descriptor, mapped = file_of(array)
         self.has_file = descriptor >= 0
-        mapping = _address(np.asarray(_base(array))) if self.has_file else 0
-        self.table = np.array([[_address(array), array.nbytes, descriptor, mapped, mapping, 0]], np.int64)
+        mapping = address_of(np.asarray(_base(array))) if self.has_file else 0
+        self.table = np.array([[address_of(array), array.nbytes, descriptor, mapped, mapping, 0]], np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Memory, (self.array,)
@@ -81,7 +81,7 @@ class RowPointers:
                [ 2,  3,  4]], dtype=int32)
     """
 
-    __slots__ = ("_addresses", "_tables", "first", "lengths", "memory", "part", "place", "step", "width")
+    __slots__ = ("_at", "_count", "_table")
 
     def __init__(
         self,
@@ -93,15 +93,8 @@ class RowPointers:
         place: Place | None = None,
         step: int | None = None,
     ) -> None:
-        self.memory, self.part, self.place = memory, part, place
-        # The native function takes contiguous int64.
-        self.first = np.ascontiguousarray(first, np.int64)
-        self.lengths = None if lengths is None else np.ascontiguousarray(lengths, np.int64)
-        self.step = memory[0].step if step is None else step
-        self.width = self.step if width is None else width
-        self._tables: Int64 | None = None
-        #: Of `tables`, `part`, `first` and `lengths`; 0 for None.
-        self._addresses: tuple[int, int, int, int] | None = None
+        self._table = _RowTable(memory, first, lengths, width, part, place, step)
+        self._at, self._count = 0, len(first)
 
     @classmethod
     def into(cls, values: Array, starts: Int64, lengths: Int64, place: Place | None = None) -> RowPointers:
@@ -138,57 +131,73 @@ class RowPointers:
         return cls(memory, first, lengths, parts[0].width, put([numbers], order), place, step)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = self.memory, self.first, self.lengths, self.width, self.part, self.place, self.step
-        return RowPointers, given  # addresses are those of this process
+        place = self._table.place
+        if place is not None and self._at:
+            place = partial(_place_after, place, self._at)
+        return RowPointers, (self.memory, self.first, self.lengths, self.width, self.part, place, self.step)
 
     def __len__(self) -> int:
-        return len(self.first)
+        return self._count
 
     def slice(self, first: int, last: int) -> RowPointers:
         """Consecutive rows."""
-        rows = RowPointers.__new__(RowPointers)  # what is known of these needs no checks
-        rows.memory, rows.width, rows.step, rows._tables = self.memory, self.width, self.step, self.tables
-        rows.first = self.first[first:last]
-        rows.lengths = None if self.lengths is None else self.lengths[first:last]
-        rows.part = None if self.part is None else self.part[first:last]
-        rows.place = None if self.place is None else lambda row: self.place_of(first + row)
-        tables, part, firsts, lengths = self.addresses
-        rows._addresses = tables, part and part + 4 * first, firsts + 8 * first, lengths and lengths + 8 * first
+        rows = RowPointers.__new__(RowPointers)
+        rows._table, rows._at, rows._count = self._table, self._at + first, last - first
         return rows
+
+    @property
+    def memory(self) -> Sequence[Memory]:
+        """The arrays that rows are in."""
+        return self._table.memory
+
+    @property
+    def first(self) -> Int64:
+        """Where each row begins: int64 [rows], in units of ``step`` bytes."""
+        return self._table.first[self._at : self._at + self._count]
+
+    @property
+    def lengths(self) -> Int64 | None:
+        """Elements of each row: int64 [rows]; None for one each."""
+        lengths = self._table.lengths
+        return None if lengths is None else lengths[self._at : self._at + self._count]
+
+    @property
+    def part(self) -> Int32 | None:
+        """In which array each row is: int32 [rows]; None for the first."""
+        part = self._table.part
+        return None if part is None else part[self._at : self._at + self._count]
+
+    @property
+    def step(self) -> int:
+        """Bytes that ``first`` counts."""
+        return self._table.step
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element."""
+        return self._table.width
 
     @property
     def nbytes(self) -> int:
         """Bytes of all rows."""
-        return (len(self) if self.lengths is None else int(self.lengths.sum())) * self.width
+        lengths = self.lengths
+        return (self._count if lengths is None else int(lengths.sum())) * self.width
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Descriptors of the files that ``memory`` is mapped from."""
+        return [descriptor for descriptor in self._table.parts[:, 2].tolist() if descriptor >= 0]
 
     def place_of(self, row: int) -> str:
         """The name of a row in error messages; "" if it has none."""
-        return "" if self.place is None else self.place(row)
-
-    @property
-    def tables(self) -> Int64:
-        """The tables of all parts of ``memory``: int64 [parts, 6]."""
-        if self._tables is None:
-            one = len(self.memory) == 1
-            self._tables = self.memory[0].table if one else np.concatenate([each.table for each in self.memory])
-        return self._tables
-
-    @property
-    def addresses(self) -> tuple[int, int, int, int]:
-        """Addresses of ``tables``, ``part``, ``first`` and ``lengths``; 0 for None."""
-        if self._addresses is None:
-            arrays = self.part, self.first, self.lengths
-            part, first, lengths = (0 if each is None else _address(each) for each in arrays)
-            self._addresses = _address(self.tables), part, first, lengths
-        return self._addresses
+        return "" if self._table.place is None else self._table.place(self._at + row)
 
     def content(self) -> list[bytes]:
         """Each row as a byte string."""
         sizes = self._sizes()
         self._check_bounds(sizes)  # before memory is allocated for them
         strings = list(map(_new_bytes(), repeat(None), sizes.tolist()))
-        rows = RowPointers(self.memory, self.first, sizes, 1, self.part, self.place, self.step)
-        rows._tables = self.tables
+        rows = RowPointers(self.memory, self.first, sizes, 1, self.part, self.place_of, self.step)
         rows._copy_to(0, np.fromiter(map(id, strings), np.int64, len(strings)) + _BYTES_OFFSET, _ANYWHERE)
         return strings
 
@@ -197,10 +206,11 @@ class RowPointers:
 
         Like numpy's, its negative rows would count from the end: sample ids and dictionaries are checked before.
         """
-        memory, rows = self.memory[0], self.first
-        if self.part is not None or len(rows) * self.step > _SMALL or memory.has_file or self.lengths is not None:
+        table = self._table
+        if self._count * table.step > _SMALL or table.lengths is not None or table.part is not None:
             return None
-        return memory.array.take(rows, axis=0)
+        memory = table.memory[0]
+        return None if memory.has_file else memory.array.take(self.first, axis=0)
 
     def copy_rows(self, out: Array) -> None:
         """Copy each row into a row of ``out``, which has its size."""
@@ -221,18 +231,13 @@ class RowPointers:
         Does nothing without the native library.
         """
         if (library := native_library()) is not None:
-            library.rankfeed_advise(*self._arguments(), drop)
-
-    def _arguments(self) -> tuple[Any, ...]:
-        """The rows as the native functions take them."""
-        tables, part, first, lengths = self.addresses
-        return tables, part, first, self.step, lengths, len(self.first), self.width
+            library.rankfeed_advise(self._table.native, self._at, self._count, drop)
 
     def _copy(self, out: Array, offsets: Int64 | None, stride: int, fill: bytes = b"") -> None:
-        needed = len(self) * stride if offsets is None else int(offsets[-1]) * self.width
+        needed = self._count * stride if offsets is None else int(offsets[-1]) * self.width
         if out.nbytes < needed:
             raise IndexError(f"{needed} bytes of rows do not fit into a batch of {out.nbytes}")
-        self._copy_to(_address(out), offsets, stride, fill)
+        self._copy_to(address_of(out), offsets, stride, fill)
 
     def _copy_to(self, address: int, offsets: Int64 | None, stride: int, fill: bytes = b"") -> None:
         """Copy row i to element ``offsets[i]`` after an address; without these, every ``stride`` bytes, padded.
@@ -243,38 +248,46 @@ class RowPointers:
         if library is None:
             _copy_each(self, address, offsets, stride, fill)
             return
-        target = None if offsets is None else _address(offsets)
-        found = library.rankfeed_copy_rows(*self._arguments(), target, address, stride, fill, len(fill))
+        rows, targets = self._table.native, address_or_zero(offsets)
+        found = library.rankfeed_copy_rows(rows, self._at, self._count, targets, address, stride, fill, len(fill))
         if found:
             row, fault = divmod(found, _FAULTS)
             raise self._error(row, fault, stride)
 
     def _sizes(self) -> Int64:
         """Bytes of each row."""
-        return np.full(len(self), self.width) if self.lengths is None else self.lengths * self.width
+        lengths = self.lengths
+        return np.full(self._count, self.width) if lengths is None else lengths * self.width
 
     def _check_bounds(self, sizes: Int64) -> None:
         """What the native function checks of each row before it copies it."""
-        limits = self.tables[:, 1].take(0 if self.part is None else self.part)
-        bad = (self.first < 0) | (sizes < 0) | (sizes > limits - self.first * self.step)
+        limits, first = self._of_part(1), self.first
+        bad = (first < 0) | (sizes < 0) | (sizes > limits - first * self.step)
         if self.step > 1:  # the product may overflow
-            bad |= self.first > limits // self.step
+            bad |= first > limits // self.step
         if bad.any():
             raise self._error(int(np.argmax(bad)), _OUT_OF_BOUNDS, 0)
 
+    def _of_part(self, column: int) -> Int64:
+        """A column of the table of each row's array."""
+        part = self.part
+        return self._table.parts[:, column].take(0 if part is None else part)
+
     def _check_files(self) -> None:
         """Check with fstat that no file below the rows was truncated."""
-        for number in [0] if self.part is None else np.unique(self.part).tolist():
-            descriptor, mapped = self.tables[number, 2:4].tolist()
+        part = self.part
+        for number in [0] if part is None else np.unique(part).tolist():
+            descriptor, mapped = self._table.parts[number, 2:4].tolist()
             if descriptor >= 0 and os.fstat(descriptor).st_size < mapped:
-                row = 0 if self.part is None else int(np.argmax(self.part == number))
+                row = 0 if part is None else int(np.argmax(part == number))
                 raise self._error(row, _TRUNCATED, 0)
 
     def _error(self, row: int, fault: int, stride: int) -> Exception:
         if fault == _TOO_LONG:
             return IndexError(f"a row does not fit into {stride} bytes")
         if fault == _OUT_OF_BOUNDS:
-            memory = self.memory[0 if self.part is None else int(self.part[row])]
+            part = self.part
+            memory = self.memory[0 if part is None else int(part[row])]
             return IndexError(f"a row is not within an array of {len(memory.array)} elements")
         return CorruptError(
             "a file was truncated while it was in use",
@@ -282,6 +295,51 @@ class RowPointers:
             where=self.place_of(row) or None,
             remedy="start the job again; do not change data while a job reads them",
         )
+
+
+class _RowTable:
+    """What `RowPointers` of consecutive rows share; the arguments are theirs."""
+
+    __slots__ = ("_native", "_parts", "first", "lengths", "memory", "part", "place", "step", "width")
+
+    def __init__(
+        self,
+        memory: Sequence[Memory],
+        first: Int64,
+        lengths: Int64 | None,
+        width: int | None,
+        part: Int32 | None,
+        place: Place | None,
+        step: int | None,
+    ) -> None:
+        self.memory, self.part, self.place = memory, part, place
+        # The native function takes contiguous int64.
+        self.first = np.ascontiguousarray(first, np.int64)
+        self.lengths = None if lengths is None else np.ascontiguousarray(lengths, np.int64)
+        self.step = memory[0].step if step is None else step
+        self.width = self.step if width is None else width
+        self._parts: Int64 | None = None
+        self._native: bytes | None = None
+
+    @property
+    def parts(self) -> Int64:
+        """The tables of all parts of ``memory``: int64 [parts, 6]."""
+        if self._parts is None:
+            one = len(self.memory) == 1
+            self._parts = self.memory[0].table if one else np.concatenate([each.table for each in self.memory])
+        return self._parts
+
+    @property
+    def native(self) -> bytes:
+        """The ``rows_t`` of the native library."""
+        if self._native is None:
+            arrays = map(address_or_zero, (self.parts, self.part, self.first, self.lengths))
+            self._native = _ROWS.pack(*arrays, self.step, self.width)
+        return self._native
+
+
+def _place_after(place: Place, at: int, row: int) -> str:
+    return place(at + row)
 
 
 def put(values: Sequence[Array], slots: Sequence[Int64 | None]) -> Array:
@@ -303,23 +361,6 @@ def locate(slots: Sequence[Int64 | None], row: int) -> tuple[int, int]:
 
 
 @cache
-def native_library() -> Any:
-    """The library of ``_copy_rows.c``; None if it was not built."""
-    try:
-        library = ctypes.CDLL(str(Path(__file__).with_name("_copy_rows.so")))
-    except OSError:
-        return None
-    pointer: Any = ctypes.c_void_p
-    number: Any = ctypes.c_int64
-    rows = [pointer, pointer, pointer, number, pointer, number, number]
-    library.rankfeed_copy_rows.argtypes = [*rows, pointer, pointer, number, ctypes.c_char_p, number]
-    library.rankfeed_copy_rows.restype = number
-    library.rankfeed_advise.argtypes = [*rows, ctypes.c_int32]
-    library.rankfeed_advise.restype = None
-    return library
-
-
-@cache
 def _new_bytes() -> Callable[[None, int], bytes]:
     """Creates a byte string of a size, whose content is to be written before anyone sees it."""
     prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)
@@ -331,7 +372,7 @@ def _copy_each(rows: RowPointers, address: int, offsets: Int64 | None, stride: i
     """What the native function does."""
     sizes = rows._sizes()
     rows._check_bounds(sizes)
-    sources = rows.tables[:, 0].take(0 if rows.part is None else rows.part) + rows.first * rows.step
+    sources = rows._of_part(0) + rows.first * rows.step
     rows._check_files()
     if offsets is None and int(sizes.max(initial=0)) > stride:
         raise rows._error(int(sizes.argmax()), _TOO_LONG, stride)
@@ -341,14 +382,6 @@ def _copy_each(rows: RowPointers, address: int, offsets: Int64 | None, stride: i
         if offsets is None and size < stride:
             rest = (fill or b"\0") * ((stride - size) // max(1, len(fill)))
             ctypes.memmove(target + size, rest, stride - size)
-
-
-def _address(array: Array) -> int:
-    try:
-        return ctypes.addressof(_Nothing.from_buffer(array.data))  # a fifth of the time of what follows
-    except (TypeError, ValueError, BufferError):  # read-only
-        address: int = array.__array_interface__["data"][0]
-        return address
 
 
 def file_of(array: Array) -> tuple[int, int]:

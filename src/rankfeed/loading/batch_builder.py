@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.columns.buffers import BufferPool
-from rankfeed.columns.columns import Allocate, Columns
+from rankfeed.columns.columns import Allocate, Columns, Dense
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import (
     Layout,
@@ -48,6 +49,8 @@ _UNCHANGED = nullcontext()
 _MAX_FIELDS_SHOWN = 8
 #: Later steps are announced to the source in this many calls: one call per step costs a fifth of a small batch.
 _PREFETCH_CALLS = 8
+#: Bytes and number of the batches that are built at once: a batch that is kept keeps the memory of the others.
+_BYTES_AT_ONCE, _MAX_AT_ONCE = 1 << 20, 32
 
 
 class StageSeconds(NamedTuple):
@@ -123,14 +126,64 @@ class BatchBuilder:
             return None
         return RowLookup(self.source, self.columns, self.stride)
 
+    def build_steps(self, schedule: Schedule, steps: range) -> Iterator[BatchResult]:
+        """The batches of some steps, small ones built several at once."""
+        while steps:
+            size = self._row_bytes * schedule.batch_size
+            most = max(1, min(_MAX_AT_ONCE, _BYTES_AT_ONCE // size)) if size else 1
+            results = self._copy_steps(schedule, steps[:most]) if most > 1 else []
+            results = results or [self.build_step(schedule, steps[0])]
+            steps = steps[len(results) :]
+            results.reverse()
+            while results:  # none is held that the consumer is done with
+                yield results.pop()
+
+    def _copy_steps(self, schedule: Schedule, steps: range) -> list[BatchResult]:
+        """The batches of some steps, whose rows are copied by one call; none if that fails."""
+        if schedule.is_filled(steps[-1]):
+            return []
+        began = time.perf_counter()
+        assert self._lookup is not None
+        try:
+            ids, rows, ends = self._lookup.rows(schedule, steps)
+            arrays = {
+                name: column.gather(self.allocate) for name, column in rows.items() if isinstance(column, Dense)
+            }
+        except Exception:  # which the step that it belongs to raises
+            return []
+        seconds = StageSeconds(source=(time.perf_counter() - began) / len(ends))
+        results = []
+        for step, (first, last) in zip(steps, pairwise([0, *ends]), strict=False):
+            batch = {name: torch.from_numpy(array[first:last]) for name, array in arrays.items()}
+            results.append(BatchResult(step, batch, ids[first:last], seconds))
+        if results[-1].step + self.stride >= len(schedule):
+            self.source.check_unchanged()
+        return results
+
+    @cached_property
+    def _row_bytes(self) -> int:
+        """Bytes of a sample if batches of several steps can be copied at once, else 0."""
+        if self._lookup is None or not self._only_copies or self.drop_behind:
+            return 0
+        fields = [self.source.fields[name] for name in self.columns or self.source.fields]
+        return sum(each.row_bytes() for each in fields) if all(each.kind == "dense" for each in fields) else 0
+
     def build_step(self, schedule: Schedule, step: int) -> BatchResult:
         if self.prefetch_steps and self.source.prefetch_distance:
             self._announce(schedule, step)
         began = time.perf_counter()
         valid = schedule.valid(step) if schedule.is_filled(step) else None
-        first = schedule.first_position(step)
-        ids, rows = (schedule.batch(step), None) if self._lookup is None else self._lookup.rows(schedule, step)
-        result = self.build(BatchSpec(step, ids, valid, schedule.rank, schedule.epoch, first, rows=rows), began)
+        ids, rows = schedule.batch(step), None
+        if self._lookup is not None:
+            ids, rows, _ = self._lookup.rows(schedule, range(step, step + 1))
+        if rows is not None and valid is None and self._only_copies:
+            batch, padding = collate(rows, self.ragged, self.allocate, pad_to=self.pad_to, bytes_as=self.bytes_as)
+            seconds = StageSeconds(source=time.perf_counter() - began)
+            result = BatchResult(step, batch, ids, seconds, padding)
+        else:
+            first = schedule.first_position(step)
+            spec = BatchSpec(step, ids, valid, schedule.rank, schedule.epoch, first, rows=rows)
+            result = self.build(spec, began)
         if self.drop_behind and rows is not None:
             rows.advise(drop=True)
         if step + self.stride >= len(schedule):  # the last step that this process builds
@@ -239,6 +292,11 @@ class BatchBuilder:
             steps = range(first, min(first + group * self.stride, len(schedule)), self.stride)
             if steps:
                 self.source.expect(np.concatenate([schedule.batch(each) for each in steps]), self.columns)
+
+    @cached_property
+    def _only_copies(self) -> bool:
+        """Whether a batch consists of the columns of its rows and nothing else."""
+        return not self._runs_user_code and self.id_column is None
 
     @cached_property
     def _runs_user_code(self) -> bool:
@@ -397,7 +455,7 @@ class BatchBuilder:
                     where=spec.where,
                     remedy="rename the column, or choose another id_column",
                 )
-            annotate(batch, name, torch.from_numpy(values))
+            annotate(batch, name, torch.from_numpy(values.copy()))
 
 
 def _as_samples(rows: Columns | Sequence[Any]) -> Sequence[Any]:

@@ -63,7 +63,7 @@ class MapFeed:
 
     def _batches(self, schedule: Schedule) -> Iterator[BatchResult]:
         if self._engine is None:
-            return (self._builder.build_step(schedule, step) for step in range(len(schedule)))
+            return self._builder.build_steps(schedule, range(len(schedule)))
         return self._engine.run(schedule)
 
     def run(self, begun: Cursor) -> Iterator[tuple[BatchResult, Cursor]]:

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ _GROUPS = 2
 #: Of later steps that are read ahead: bytes in all, and steps that one step announces. After one that waited, so
 #: many steps do it.
 _AHEAD_BYTES, _ANNOUNCED_STEPS, _COLD_STEPS = 64 << 20, 4, 256
+#: Calls after which page faults are counted.
+_FAULT_CALLS = 8
 
 
 @dataclass
@@ -41,6 +44,24 @@ class _ReadAhead:
     until: int = 0
     announced: deque[tuple[int, int]] = field(default_factory=deque)
     nbytes: int = 0  # of these steps
+
+
+@dataclass
+class _Group:
+    """Steps that were looked up together: their ids and rows, and where those of each begin and end."""
+
+    schedule: Schedule
+    steps: range
+    edges: Sequence[int]
+    ids: Int64
+    rows: Columns
+
+    def take(self, steps: range) -> tuple[Int64, Columns, list[int]]:
+        """What `RowLookup.rows` returns."""
+        at = self.steps.index(steps[0])
+        edges = self.edges[at : at + len(steps) + 1]
+        first, last = edges[0], edges[-1]
+        return self.ids[first:last], self.rows.slice(first, last), [edge - first for edge in edges[1:]]
 
 
 class RowLookup:
@@ -54,20 +75,21 @@ class RowLookup:
 
     def __init__(self, source: Source, columns: Sequence[str] | None, stride: int) -> None:
         self._source, self._columns, self._stride = source, columns, stride
-        self._groups: tuple[tuple[Schedule, dict[int, tuple[int, int]], Int64, Columns], ...] = ()
+        self._groups: tuple[_Group, ...] = ()
         self._next_steps = 1
-        self._lock, self._thread = threading.Lock(), threading.local()
+        self._lock, self._thread, self._calls = threading.Lock(), threading.local(), count()
         #: Of the schedule that waited last.
         self._ahead: _ReadAhead | None = None
 
-    def rows(self, schedule: Schedule, step: int) -> tuple[Int64, Columns]:
-        """Sample ids and rows of this rank at a step."""
+    def rows(self, schedule: Schedule, steps: range) -> tuple[Int64, Columns, list[int]]:
+        """Sample ids and rows of this rank at some steps, and where the rows of each step end.
+
+        At least those of the first step; more if they were looked up together.
+        """
         self._source.check_unchanged(at_intervals=True)
-        found = self._find(schedule, step)
-        faults = _major_faults()
-        waited = faults > getattr(self._thread, "faults", faults)
-        self._thread.faults = faults
-        ahead = self._ahead
+        found = self._find(schedule, steps)
+        waited = next(self._calls) % _FAULT_CALLS == 0 and self._has_waited()
+        ahead, step = self._ahead, steps[0]
         is_cold = ahead is not None and ahead.schedule is schedule and step < ahead.until
         # One thread does it for all.
         if (waited or is_cold) and self._lock.acquire(blocking=False):
@@ -81,6 +103,12 @@ class RowLookup:
                 self._lock.release()
         return found
 
+    def _has_waited(self) -> bool:
+        """Whether this thread waited for a disk since it last asked."""
+        faults = _major_faults()
+        before, self._thread.faults = getattr(self._thread, "faults", faults), faults
+        return faults > before
+
     def _announce(self, ahead: _ReadAhead, step: int) -> None:
         """Announce the rows of some later steps to the kernel, as far as they fit into the budget."""
         schedule, announced = ahead.schedule, ahead.announced
@@ -93,7 +121,7 @@ class RowLookup:
                 return
             groups = self._groups
             try:
-                nbytes = self._find(schedule, later)[1].advise()
+                nbytes = self._find(schedule, range(later, later + 1))[1].advise()
             except Exception:  # which the step raises when it is its turn
                 self._groups = groups
                 nbytes = 0
@@ -105,27 +133,27 @@ class RowLookup:
 
     def _may_find(self, schedule: Schedule, step: int, later: int) -> bool:
         """Whether a later step was looked up, or can be without losing the group of this one."""
-        groups = [places for of, places, _, _ in self._groups if of is schedule]
-        return any(later in places for places in groups) or (bool(groups) and step in groups[0])
+        groups = [group.steps for group in self._groups if group.schedule is schedule]
+        return any(later in steps for steps in groups) or (bool(groups) and step in groups[0])
 
-    def _find(self, schedule: Schedule, step: int) -> tuple[Int64, Columns]:
-        for of, places, ids, rows in self._groups:
-            if of is schedule and (place := places.get(step)) is not None:
-                return ids[slice(*place)].copy(), rows.slice(*place)
+    def _find(self, schedule: Schedule, steps: range) -> tuple[Int64, Columns, list[int]]:
+        step = steps[0]
+        for group in self._groups:
+            if group.schedule is schedule and step in group.steps:
+                return group.take(steps)
         steps = range(step, min(step + self._next_steps * self._stride, len(schedule)), self._stride)
-        batches = [schedule.batch(each) for each in steps]
-        ids = np.concatenate(batches)
+        ids, edges = schedule.batches(steps)
         try:
             rows = self._source.fetch(ids, self._columns)
         except Exception:  # perhaps of a later step, which raises it when it is its turn
             self._groups, self._next_steps = (), 1
-            return batches[0], self._source.fetch(batches[0], self._columns)
-        ends = np.cumsum([len(each) for each in batches]).tolist()
-        places = dict(zip(steps, zip([0, *ends], ends, strict=False), strict=True))
-        self._groups = ((schedule, places, ids, rows), *self._groups[: _GROUPS - 1])  # one assignment: no lock
+            ids = ids[: edges[1]]
+            return ids, self._source.fetch(ids, self._columns), [len(ids)]
+        group = _Group(schedule, steps, edges, ids, rows)
+        self._groups = group, *self._groups[: _GROUPS - 1]  # one assignment: no lock
         most = min(_MAX_ROWS / len(ids), open_file_limit() / _GROUPS / max(1, rows.num_files))
         self._next_steps = max(1, int(len(steps) * min(2.0, most)))
-        return batches[0], rows.slice(*places[step])
+        return group.take(steps[:1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowLookup, (self._source, self._columns, self._stride)

@@ -5,7 +5,7 @@ import time
 from operator import add
 from pathlib import Path
 
-from rankfeed.columns.pointers import native_library
+from rankfeed._util.native import native_library
 from rankfeed.loading.batch_builder import BatchResult, StageSeconds
 from rankfeed.plan import Cursor
 
@@ -20,7 +20,7 @@ class LoaderStats:
         self._epoch = self._epoch_step = self._epoch_steps = self._steps_before = 0
         self._steps = self._samples = 0
         self._padding = self._padded = self._hits = self._lookups = 0
-        self._stages, self._transfer = StageSeconds(), 0.0
+        self._stages, self._transfer = [0.0] * len(StageSeconds._fields), 0.0
         #: From the first request to the last answer, pauses between epochs included.
         self._seconds = self._first_request = 0.0
         #: Seconds waited so far, and the time of the open request (0.0 if there is none): one tuple, so that a
@@ -48,7 +48,7 @@ class LoaderStats:
     def deliver(self, result: BatchResult, transfer: float) -> None:
         """A batch is delivered, whose transfer to the device took some seconds."""
         self._steps += 1
-        self._stages = StageSeconds(*map(add, self._stages, result.seconds))
+        self._stages = list(map(add, self._stages, result.seconds))
         self._transfer += transfer
         self._epoch_step = self._steps_before + result.step + 1
         self._samples += len(result.sample_ids)
@@ -62,6 +62,7 @@ class LoaderStats:
         hits, padding = self._hits, self._padding
         waited, requested = self._waits
         now = time.perf_counter()
+        stages = StageSeconds(*self._stages)
         waiting = max(0.0, now - requested) if requested else 0.0
         waited += waiting
         seconds = max(self._seconds, waited, now - self._first_request if requested else 0.0)
@@ -77,9 +78,9 @@ class LoaderStats:
             "waited_seconds": waited,
             "waited_share": waited / seconds if seconds else 0.0,
             # Of work, on average over the workers.
-            "source_seconds": self._stages.stream + self._stages.source / self._workers,
-            "transform_seconds": self._stages.transform / self._workers,
-            "collate_seconds": self._stages.collate / self._workers,
+            "source_seconds": stages.stream + stages.source / self._workers,
+            "transform_seconds": stages.transform / self._workers,
+            "collate_seconds": stages.collate / self._workers,
             "transfer_seconds": self._transfer,
             "cache_lookups": self._lookups,  # rows read from chunks
             "cache_hits": hits,  # those whose chunk was already decoded

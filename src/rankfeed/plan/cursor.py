@@ -25,7 +25,9 @@ class Cursor:
     def after(self, schedule: Schedule, steps: int) -> Cursor:
         """The cursor after some steps of its schedule."""
         position = schedule.position_after(steps - 1) if steps else self.position
-        return Cursor(self.epoch, position, self.steps + steps)
+        cursor = object.__new__(Cursor)  # these numbers need no check
+        cursor.__dict__.update(epoch=self.epoch, position=position, steps=self.steps + steps)
+        return cursor
 
     def next_epoch(self) -> Cursor:
         """The start of the next epoch."""

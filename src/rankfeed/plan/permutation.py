@@ -21,6 +21,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.native import address_of, address_or_zero, native_library
+
 UInt64 = npt.NDArray[np.uint64]
 
 # 0-d arrays: numpy converts Python and numpy scalars more slowly, which shows in batches of 256.
@@ -29,7 +31,7 @@ _M2 = np.array(0x94D049BB133111EB, np.uint64)
 _GOLDEN = np.array(0x9E3779B97F4A7C15, np.uint64)
 _30, _27, _31, _32 = (np.array(bits, np.uint64) for bits in (30, 27, 31, 32))
 
-#: Indices per pass: work arrays of this length stay in the cache of a core.
+#: Indices per pass in numpy: work arrays of this length stay in the cache of a core.
 CHUNK = 4096
 
 #: Pairs of rounds (one per half) by minimum domain size: a small domain has few bits to mix, so that it needs more
@@ -64,15 +66,10 @@ def permutation(
     # A copy, permuted in place.
     values = np.array(indices, dtype=np.uint64, order="C")
     if n > 1:
-        network = _network(n, key)
-        flat = values.reshape(-1)
-        for start in range(0, flat.size, CHUNK):
-            part = slice(start, start + CHUNK)
-            network.walk(
-                flat[part],
-                None if tweaks is None else tweaks.reshape(-1)[part],
-                np.array(n, np.uint64) if sizes is None else sizes.reshape(-1)[part],
-            )
+        tweaks, sizes = (
+            None if each is None else np.ascontiguousarray(each).reshape(-1) for each in (tweaks, sizes)
+        )
+        _network(n, key).permute(values.reshape(-1), tweaks, sizes)
     return values.view(np.int64)
 
 
@@ -114,28 +111,43 @@ class _Network:
 
     def __init__(self, n: int, key: Key) -> None:
         low_bits, base = _radices(n)
-        pairs = next(pairs for at_least, pairs in _ROUNDS if n >= at_least)
-        self.keys = [np.array(word, np.uint64) for word in key.rounds[: 2 * pairs]]
+        rounds = 2 * next(pairs for at_least, pairs in _ROUNDS if n >= at_least)
+        self.size, self.keys = np.array(n, np.uint64), np.array(key.rounds[:rounds], np.uint64)
+        #: As the native function takes them.
+        self.arguments = n, address_of(self.keys), rounds, base, low_bits
         self.base = np.array(base, np.uint64)
         self.low_bits = np.array(low_bits, np.uint64)
         self.low_mask = np.array((1 << low_bits) - 1, np.uint64)
         self.low_shift = np.array(64 - low_bits, np.uint64) if low_bits else None
         self.has_overhang = (base << low_bits) > n
 
-    def walk(self, values: UInt64, tweaks: UInt64 | None, sizes: UInt64) -> None:
-        """Permute ``values`` in place, repeatedly if the result is not below its size."""
-        self.permute(values, tweaks)
+    def permute(self, values: UInt64, tweaks: UInt64 | None, sizes: UInt64 | None) -> None:
+        """Permute ``values`` in place, repeatedly if the result is not below its size; all are contiguous."""
+        if (library := native_library()) is not None:
+            addresses = address_of(values), len(values), address_or_zero(tweaks), address_or_zero(sizes)
+            library.rankfeed_permute(*addresses, *self.arguments)
+            return
+        for start in range(0, len(values), CHUNK):
+            part = slice(start, start + CHUNK)
+            self._walk(
+                values[part],
+                None if tweaks is None else tweaks[part],
+                self.size if sizes is None else sizes[part],
+            )
+
+    def _walk(self, values: UInt64, tweaks: UInt64 | None, sizes: UInt64) -> None:
+        self._pass(values, tweaks)
         if not self.has_overhang and sizes.ndim == 0:
             return
         outside = np.flatnonzero(values >= sizes)
         while outside.size:
             again = values[outside]
-            self.permute(again, None if tweaks is None else tweaks[outside])
+            self._pass(again, None if tweaks is None else tweaks[outside])
             values[outside] = again
             limit = sizes if sizes.ndim == 0 else sizes[outside]
             outside = outside[again >= limit]
 
-    def permute(self, values: UInt64, tweaks: UInt64 | None) -> None:
+    def _pass(self, values: UInt64, tweaks: UInt64 | None) -> None:
         high = values >> self.low_bits
         low = values & self.low_mask
         hashed = np.empty_like(values)

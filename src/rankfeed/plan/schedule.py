@@ -3,6 +3,8 @@
 Arithmetic on a plan, rank, world size and batch size. Workers do not appear: any of them computes the same batch.
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
@@ -114,8 +116,8 @@ class Schedule:
         self.global_batch_size = self.batch_size * self.world_size
         self._full, self._last = split_steps(total - self.start, self.batch_size, self.world_size, tail)
         self._group_steps = max(1, _GROUP_IDS // self.batch_size)
-        #: Number and batches of the groups computed last, latest first.
-        self._groups: tuple[tuple[int, list[Int64]], ...] = ()
+        #: Number of the groups computed last, with what `batches` returned, latest first.
+        self._groups: tuple[tuple[int, Int64, Sequence[int]], ...] = ()
 
     def __len__(self) -> int:
         return self._full + len(self._last)
@@ -126,15 +128,35 @@ class Schedule:
         Raises:
             PlanError: there is no such step.
         """
-        group, place = divmod(self._checked(step), self._group_steps)
-        for number, batches in self._groups:
-            if number == group:
-                return batches[place].copy()
-        first = group * self._group_steps
-        batches = self._batches(first, min(len(self), first + self._group_steps))
-        # One assignment, so that threads need no lock.
-        self._groups = ((group, batches), *self._groups[: _GROUPS - 1])
-        return batches[place].copy()
+        number, place = divmod(self._checked(step), self._group_steps)
+        group = next((each for each in self._groups if each[0] == number), None)
+        if group is None:
+            first = number * self._group_steps
+            group = number, *self.batches(range(first, min(len(self), first + self._group_steps)))
+            # One assignment, so that threads need no lock.
+            self._groups = (group, *self._groups[: _GROUPS - 1])
+        _, ids, edges = group
+        return ids[edges[place] : edges[place + 1]].copy()
+
+    def batches(self, steps: range) -> tuple[Int64, Sequence[int]]:
+        """Sample ids of this rank at ascending steps (at least one), and where those of each begin and end.
+
+        Examples:
+            >>> from rankfeed.plan import Plan
+            >>> from rankfeed.topology import Topology
+            >>> schedule = Schedule(Plan(7, shuffle="none"), batch_size=3, topology=Topology())
+            >>> schedule.batches(range(0, 3))
+            (array([0, 1, 2, 3, 4, 5, 6]), [0, 3, 5, 7])
+        """
+        if self._checked(steps[-1]) < self._full and self.plan.lanes == 1:  # intervals of one length
+            size, low = self.batch_size, self.start + self.rank * self.batch_size
+            firsts = np.arange(steps.start, steps.stop, steps.step) * self.global_batch_size + low
+            positions = np.add.outer(firsts, np.arange(size)).reshape(-1)
+            edges: Sequence[int] = range(0, len(positions) + 1, size)
+        else:
+            parts = [self._positions(step) for step in steps]
+            positions, edges = np.concatenate(parts), [0, *accumulate(map(len, parts))]
+        return self.plan.sample_ids(self.epoch, positions), edges
 
     def valid(self, step: int) -> npt.NDArray[np.bool_]:
         """Mask of :meth:`batch`: bool [rows], False for padding."""
@@ -166,6 +188,8 @@ class Schedule:
 
     def position_after(self, step: int) -> int:
         """Samples consumed after ``step``, counted from the start of the epoch."""
+        if type(step) is int and 0 <= step < self._full:
+            return self.start + (step + 1) * self.global_batch_size
         return self._bounds(self._checked(step))[1]
 
     def first_position(self, step: int) -> int:
@@ -219,16 +243,6 @@ class Schedule:
         if self.tail == "rest":
             return first, last, last - first
         return first, last, self.batch_size if self.tail == "pad" else max(1, last - first)
-
-    def _batches(self, step: int, until: int) -> list[Int64]:
-        if self.plan.lanes == 1 and until <= self._full:  # intervals of one length at equal distances
-            low = self._bounds(step)[0] + self.rank * self.batch_size
-            starts = np.arange(low, low + (until - step) * self.global_batch_size, self.global_batch_size)
-            ids = self.plan.sample_ids(self.epoch, np.add.outer(starts, np.arange(self.batch_size)))
-            return list(ids.reshape(len(starts), -1))
-        positions = [self._positions(each) for each in range(step, until)]
-        ids = self.plan.sample_ids(self.epoch, np.concatenate(positions))
-        return np.split(ids, np.cumsum([len(each) for each in positions[:-1]]))
 
     def _positions(self, step: int) -> Int64:
         low, high = self._bounds(step)

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as arrays
 from tests.loading.feeds import Pair, same
 
 from rankfeed._util.workers import Channel, PeerGoneError
-from rankfeed.loading.engines.process import receive, serialize
+from rankfeed.loading.engines.messages import receive, serialize
 from rankfeed.loading.engines.regions import MIN_BYTES, BorrowedRegions, RegionPool, RegionSlice
 
 

@@ -1,28 +1,27 @@
 """Builds batches in worker processes, for transforms that hold the GIL for long.
 
-A worker is sent a step number and sends a batch back. Step s belongs to worker s mod their number. A worker that
-dies (out of memory, say) is replaced and its batch is built again: a batch is a pure function of its step.
+A worker is sent step numbers and sends their batches back. Step s belongs to worker s mod their number. A worker
+that dies (out of memory, say) is replaced and its batches are built again: a batch is a pure function of its step.
 """
 
 from __future__ import annotations
 
-import pickle
-import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from rankfeed._util.pickling import dumps, main_classes
+from rankfeed._util.pickling import main_classes
 from rankfeed._util.threads import DaemonPool, run_ahead
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, RemoteTraceback, WorkerPool, is_supported
 from rankfeed.errors import ArgumentError, RankfeedError, StreamError, WorkerError, safe_str
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
-from rankfeed.loading.engines.regions import BorrowedRegions, RegionPool, RegionSlice
+from rankfeed.loading.engines.messages import SerializedBatch, receive, serialize
+from rankfeed.loading.engines.regions import BorrowedRegions, RegionPool
 from rankfeed.plan import Schedule
 
 #: How many workers may die of the same batch while no other one is delivered.
@@ -36,11 +35,13 @@ _CLOSE_WAIT = 60.0
 #: What the server imports before it forks a worker: this module, and so torch.
 _PRELOAD = ("cloudpickle", __name__)
 
-#: Number of buffers of a message, and the place of each; a region of -1 means that it is in the message.
-_COUNT, _PLACE = struct.Struct("<16xQ8x"), struct.Struct("<4q")
-_ALIGNMENT = 16
+#: How long a worker builds steps for one message, and the most of them: a message takes about 100 us.
+_GROUP_SECONDS, _MAX_GROUP = 2e-3, 8
 
-Task = int | BatchSpec
+#: Steps of the schedule, or what a rank reads of a stream.
+Task = range | BatchSpec
+#: Steps, the batches of the first ones, and the error of the step behind these.
+Built = tuple[range, list[BatchResult], Exception | None]
 
 
 class ProcessEngine:
@@ -48,22 +49,40 @@ class ProcessEngine:
 
     def __init__(self, builder: BatchBuilder, num_workers: int, prefetch_factor: int) -> None:
         self._builder, self._num_workers, self._depth = builder, num_workers, num_workers * prefetch_factor
+        self._group_size = 1
         #: Workers of an iteration that came to its end, for the next one.
         self._idle: ProcessBuilder | None = None
 
     def run(self, schedule: Schedule) -> Iterator[BatchResult]:
         with self.workers(schedule.rank) as processes:
+            first = 0
+            while first < len(schedule) and not processes.start(0.0 if first else INLINE_AFTER):
+                yield self._builder.build_step(schedule, first)
+                first += 1
 
-            def submit(step: int) -> Future[BatchResult]:
-                return processes.thread(step).submit(processes.build, step, step, schedule)
+            def groups() -> Iterator[range]:
+                begin = first
+                while begin < len(schedule):
+                    end = min(begin + self._num_workers * self._group_size, len(schedule))
+                    for step in range(begin, min(begin + self._num_workers, end)):
+                        yield range(step, end, self._num_workers)
+                    begin = end
 
-            step = 0
-            while step < len(schedule) and not processes.start(0.0 if step else INLINE_AFTER):
-                yield self._builder.build_step(schedule, step)
-                step += 1
-            for result in run_ahead(range(step, len(schedule)), submit, self._depth):
-                processes.delivered += 1
-                yield result
+            def submit(steps: range) -> Future[Built]:
+                return processes.thread(steps[0]).submit(processes.build_steps, steps, schedule)
+
+            waiting: dict[int, BatchResult | Exception] = {}
+            for steps, results, error in run_ahead(groups(), submit, self._depth):
+                if results:
+                    seconds = sum(sum(each.seconds) for each in results) / len(results)
+                    size = min(_MAX_GROUP, round(_GROUP_SECONDS / max(seconds, 1e-9)))
+                    self._group_size = max(self._group_size, size)
+                waiting.update(zip(steps, [*results, error] if error else results, strict=False))
+                results.clear()
+                while first in waiting:
+                    yield _result_of(waiting.pop(first))
+                    processes.delivered += 1
+                    first += 1
 
     @contextmanager
     def workers(self, rank: int) -> Iterator[ProcessBuilder]:
@@ -83,6 +102,12 @@ class ProcessEngine:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_idle": None}
+
+
+def _result_of(result: BatchResult | Exception) -> BatchResult:
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 @dataclass
@@ -137,13 +162,25 @@ class ProcessBuilder:
         """The thread that waits for the worker of a step."""
         return self._threads[step % len(self._threads)]
 
-    def build(self, step: int, task: Task, schedule: Schedule | None = None) -> BatchResult:
-        """The batch of a step of the schedule, or of a BatchSpec, built in the worker of the step."""
+    def build(self, step: int, spec: BatchSpec) -> BatchResult:
+        """The batch of a BatchSpec, built in the worker of the step."""
         index = step % len(self._threads)
         with self._locks[index]:
-            return self._build(index, task, schedule)
+            return self._build(index, spec, None)[0]
 
-    def _build(self, index: int, task: Task, schedule: Schedule | None) -> BatchResult:
+    def build_steps(self, steps: range, schedule: Schedule) -> Built:
+        """The batches of some steps of a schedule, all of which belong to one worker."""
+        index, results = steps[0] % len(self._threads), list[BatchResult]()
+        with self._locks[index]:
+            try:
+                while len(results) < len(steps):
+                    results += self._build(index, steps[len(results) :], schedule)
+            except Exception as error:
+                return steps, results, error
+        return steps, results, None
+
+    def _build(self, index: int, task: Task, schedule: Schedule | None) -> list[BatchResult]:
+        """The batch of a BatchSpec, or of at least the first step."""
         where, ending = _where(self._rank, task), ""
         request, deaths, delivered = _serialize(task, where), 0, -1
         while deaths < _ATTEMPTS:
@@ -163,8 +200,11 @@ class ProcessBuilder:
                 now = self.delivered  # before the replacement, which may be killed before it is seen here
                 deaths, delivered = deaths + 1 if now == delivered else 1, now
                 ending = self._pool.replace(index)
+                if isinstance(task, range) and len(task) > 1:  # which of them it died of is not known
+                    task, deaths = task[:1], 0
+                    request = _serialize(task, where)
                 continue
-            if isinstance(result, BatchResult):
+            if isinstance(result, list):
                 return result
             error, text = result
             raise error from RemoteTraceback(text)
@@ -193,7 +233,7 @@ class ProcessBuilder:
 
 
 class BuildHandler:
-    """Runs in a worker: builds the batch of each step or BatchSpec that it is sent, then its next step."""
+    """Runs in a worker: builds the batches of the steps or the BatchSpec that it is sent, then its next steps."""
 
     def __init__(self, builder: BatchBuilder, rank: int) -> None:
         self._builder, self._rank = builder, rank
@@ -201,33 +241,45 @@ class BuildHandler:
         self._main_classes = main_classes()
         self._schedule: Schedule | None = None
         self._regions: RegionPool | None = None
-        #: A step that was built before it was requested, and its batch.
-        self._ahead: tuple[int, SerializedBatch] | None = None
+        #: Steps that were built before they were requested, and their batches; and the most steps of a request.
+        self._ahead: tuple[range, SerializedBatch] | None = None
+        self._group_size = 1
 
     def __call__(self, message: bytearray, channel: Channel) -> None:
         if self._regions is None:
             self._regions = RegionPool(channel.memory)
             self._builder.allocate = self._regions.allocate
         task = receive(message)
-        if isinstance(task, list):
-            for region in task:
-                self._regions.take_back(region)
-            return
         if isinstance(task, Schedule):
             self._schedule, self._ahead = task, None
-            return
+        elif isinstance(task, BatchSpec):
+            self._serialized(task).send(channel)
+        elif isinstance(task, range):
+            self._send_steps(task, channel)
+        else:
+            for region in task:
+                self._regions.take_back(region)
+
+    def _send_steps(self, steps: range, channel: Channel) -> None:
+        assert self._schedule is not None
         ahead, self._ahead = self._ahead, None
-        is_step = isinstance(task, int)
-        batch = ahead[1] if is_step and ahead is not None and ahead[0] == task else self._serialized(task)
-        batch.send(channel)
-        if is_step and self._schedule is not None and (step := task + self._builder.stride) < len(self._schedule):
-            self._ahead = step, self._serialized(step)  # while the rank receives this one
+        built, batches = ahead if ahead is not None else (steps, self._serialized(steps))
+        if built != steps[: len(built)]:
+            built, batches = steps, self._serialized(steps)
+        batches.send(channel)
+        self._group_size = max(self._group_size, len(steps))
+        left = steps[len(built) :]
+        if not left:
+            stride = self._builder.stride
+            left = range(steps[-1] + stride, len(self._schedule), stride)[: self._group_size]
+        if left:
+            self._ahead = left, self._serialized(left)  # while the rank receives the others
 
     def _serialized(self, task: Task) -> SerializedBatch:
         where = _where(self._rank, task)
         assert self._regions is not None
         try:
-            batch = serialize(self._build(task, where), self._main_classes, self._regions)
+            batches = serialize(self._build(task, where), self._main_classes, self._regions)
         except Exception as error:
             refusal = WorkerError(
                 "a batch cannot be sent from its worker process",
@@ -237,18 +289,23 @@ class BuildHandler:
             )
             return serialize((refusal, traceback.format_exc()))
         # User code that kept an array may change it later: the rank gets a copy.
-        return batch._replace(buffers=self._regions.copy_kept(batch.buffers))
+        return batches._replace(buffers=self._regions.copy_kept(batches.buffers))
 
-    def _build(self, task: Task, where: str) -> BatchResult | tuple[RankfeedError, str]:
+    def _build(self, task: Task, where: str) -> list[BatchResult] | tuple[RankfeedError, str]:
+        """The batches before the first error, which is raised when its step is requested again; or that error."""
+        results: list[BatchResult] = []
         try:
             if isinstance(task, BatchSpec):
-                return self._builder.build(task)
+                return [self._builder.build(task)]
             assert self._schedule is not None
-            return self._builder.build_step(self._schedule, task)
+            for result in self._builder.build_steps(self._schedule, task):
+                results.append(result)
         except RankfeedError as error:
-            return error, traceback.format_exc()
+            return results or (error, traceback.format_exc())
         except BaseException as error:  # of the user's code: interrupts are not delivered to workers
-            return WorkerError(f"{type(error).__name__}: {safe_str(error)}", where=where), traceback.format_exc()
+            raised = WorkerError(f"{type(error).__name__}: {safe_str(error)}", where=where)
+            return results or (raised, traceback.format_exc())
+        return results
 
 
 def _serialize(task: Task, where: str) -> SerializedBatch:
@@ -264,47 +321,4 @@ def _serialize(task: Task, where: str) -> SerializedBatch:
 
 
 def _where(rank: int, task: Task) -> str:
-    return f"rank {rank}, step {task.step if isinstance(task, BatchSpec) else task}"
-
-
-class SerializedBatch(NamedTuple):
-    """A pickle, and its tensors and arrays: small ones, and where the large ones are in shared memory."""
-
-    content: bytes
-    buffers: list[memoryview | RegionSlice]
-
-    def send(self, channel: Channel) -> None:
-        table = [
-            each if isinstance(each, RegionSlice) else RegionSlice(-1, 0, 0, each.nbytes) for each in self.buffers
-        ]
-        small = [each for each in self.buffers if not isinstance(each, RegionSlice)]
-        parts: list[bytes | memoryview] = [_COUNT.pack(len(table)), *(_PLACE.pack(*each) for each in table)]
-        for each in small:  # aligned, since arrays will be views of the message
-            parts += [each, bytes(-each.nbytes % _ALIGNMENT)]
-        channel.send(b"".join([*parts, self.content]))
-
-
-def serialize(value: Any, by_name: Collection[str] = (), regions: RegionPool | None = None) -> SerializedBatch:
-    """Pickle a value without sending it, so that a failure can still be reported."""
-    content, buffers = dumps(value, by_name)
-    if regions is None:
-        return SerializedBatch(content, list(buffers))
-    empty = memoryview(b"")  # an empty array may be a view of a region, too
-    return SerializedBatch(content, [regions.lend(each) or each if each.nbytes else empty for each in buffers])
-
-
-def receive(message: bytearray, regions: BorrowedRegions | None = None) -> Any:
-    """The value of a message that `SerializedBatch.send` sent; its arrays are views of the message and regions."""
-    view, at = memoryview(message), _COUNT.size
-    (count,) = _COUNT.unpack_from(message)
-    table = [RegionSlice(*each) for each in _PLACE.iter_unpack(view[at : at + count * _PLACE.size])]
-    at += count * _PLACE.size
-    shared = {} if regions is None else regions.borrow([each for each in table if each.region >= 0])
-    buffers = []
-    for each in table:
-        if each.region >= 0:
-            buffers.append(shared[each])
-        else:
-            buffers.append(view[at : at + each.nbytes])
-            at += each.nbytes + -each.nbytes % _ALIGNMENT
-    return pickle.loads(view[at:], buffers=buffers)  # noqa: S301  (of our own worker)
+    return f"rank {rank}, step {task.step if isinstance(task, BatchSpec) else task[0]}"

@@ -45,7 +45,7 @@ class ThreadEngine:
                 steps = range(step, min(step + count, len(schedule)))
                 results: Iterator[BatchResult]
                 if mode == "inline":
-                    results = (self._builder.build_step(schedule, each) for each in steps)
+                    results = self._builder.build_steps(schedule, steps)
                 else:
                     results = self._build_ahead(pool, schedule, steps, lock if mode == "serial" else None)
                 yield from self._measure(results)
@@ -77,10 +77,10 @@ class ThreadEngine:
             with lock or nullcontext():
                 started = time.perf_counter()
                 try:
-                    for step in group:
+                    for result in self._builder.build_steps(schedule, group):
                         if pool.stopped:
                             raise CancelledError
-                        results.append(self._builder.build_step(schedule, step))
+                        results.append(result)
                 except Exception as error:
                     return results, 1.0, error  # the batches before the error are delivered first
                 return results, (time.perf_counter() - started) / len(group), None

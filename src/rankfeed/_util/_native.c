@@ -1,4 +1,4 @@
-/* Copies rows from anywhere in memory into a batch.
+/* Copies rows from anywhere in memory into a batch, and computes the order of an epoch.
  *
  * No Python.h: the library is called through ctypes, which releases the GIL for the whole call, so one build serves
  * every Python. Rows are checked to be within their memory. The one fault that this cannot exclude is a SIGBUS, because
@@ -82,16 +82,26 @@ typedef struct {
     int64_t address, bytes, descriptor, mapped, mapping, checked;
 } memory_t;
 
+/* Rows of a column. Row i begins first[i] * step bytes into memory[part[i]] and has lengths[i] elements of `width` bytes.
+ * Without part, all rows are in memory[0]; without lengths, each has one element. */
+typedef struct {
+    memory_t *memory;
+    const int32_t *part;
+    const int64_t *first;
+    const int64_t *lengths;
+    int64_t step, width;
+} rows_t;
+
 /* What a call returns: the number of a row and what is wrong with it, or 0. */
 enum { OUT_OF_BOUNDS = 1, TOO_LONG, TRUNCATED, FAULTS };
 
 static int64_t last_call;
 
 /* Find a row whose file is shorter than its mapping. Each file is checked once, whatever its rows. */
-static int64_t find_truncated(const int32_t *part, int64_t n, memory_t *memory) {
+static int64_t find_truncated(const rows_t *rows, int64_t at, int64_t n) {
     int64_t call = __atomic_add_fetch(&last_call, 1, __ATOMIC_RELAXED);
-    for (int64_t i = 0; i < (part ? n : n > 0); i++) {
-        memory_t *file = memory + (part ? part[i] : 0);
+    for (int64_t i = 0; i < (rows->part ? n : n > 0); i++) {
+        memory_t *file = rows->memory + (rows->part ? rows->part[at + i] : 0);
         struct stat found;
         if (file->descriptor < 0 || __atomic_load_n(&file->checked, __ATOMIC_RELAXED) == call)
             continue;
@@ -102,11 +112,12 @@ static int64_t find_truncated(const int32_t *part, int64_t n, memory_t *memory) 
     return 0;
 }
 
-/* Find the memory of a row: see rankfeed_copy_rows. Returns whether it is within `from`. */
-static int find_row(const memory_t *from, int64_t first, int64_t step, int64_t elements, int64_t width, int64_t *start,
-                    int64_t *size) {
-    return !(__builtin_mul_overflow(elements, width, size) || __builtin_mul_overflow(first, step, start) ||
-             *start < 0 || *size < 0 || *start > from->bytes || *size > from->bytes - *start);
+/* Find row i: its memory, where it starts there, and its bytes. Returns whether it is within that memory. */
+static int find_row(const rows_t *rows, int64_t i, const memory_t **from, int64_t *start, int64_t *size) {
+    *from = rows->memory + (rows->part ? rows->part[i] : 0);
+    return !(__builtin_mul_overflow(rows->lengths ? rows->lengths[i] : 1, rows->width, size) ||
+             __builtin_mul_overflow(rows->first[i], rows->step, start) || *start < 0 || *size < 0 ||
+             *start > (*from)->bytes || *size > (*from)->bytes - *start);
 }
 
 static void drop_pages(int descriptor, int64_t start, int64_t bytes) {
@@ -115,17 +126,16 @@ static void drop_pages(int descriptor, int64_t start, int64_t bytes) {
 #endif
 }
 
-/* Advise the kernel of the pages of some rows of files: to read them soon, or to drop them from the page cache. Rows are
- * as in rankfeed_copy_rows. Pages that rows share with others are read, but not dropped. */
-EXPORT void rankfeed_advise(const memory_t *memory, const int32_t *part, const int64_t *first, int64_t step,
-                            const int64_t *lengths, int64_t n, int64_t width, int32_t drop) {
+/* Advise the kernel of the pages of n rows from row `at`: to read them soon, or to drop them from the page cache. Rows that
+ * are not in a file are left out; pages that rows share with others are read, but not dropped. */
+EXPORT void rankfeed_advise(const rows_t *rows, int64_t at, int64_t n, int32_t drop) {
     const int64_t page = sysconf(_SC_PAGESIZE);
     const memory_t *file = 0;
     int64_t low = 0, high = 0; /* addresses of rows that follow each other */
     for (int64_t i = 0; i <= n; i++) {
-        const memory_t *from = i < n ? memory + (part ? part[i] : 0) : 0;
+        const memory_t *from = 0;
         int64_t start = 0, size = 0;
-        if (from && (from->descriptor < 0 || !find_row(from, first[i], step, lengths ? lengths[i] : 1, width, &start, &size)))
+        if (i < n && (!find_row(rows, at + i, &from, &start, &size) || from->descriptor < 0))
             continue;
         if (from && from == file && from->address + start == high) {
             high += size;
@@ -143,32 +153,31 @@ EXPORT void rankfeed_advise(const memory_t *memory, const int32_t *part, const i
     }
 }
 
-/* Copy lengths[i] elements of `width` bytes to element offsets[i] of `out`, for each of n rows. Row i begins
- * first[i] * step bytes into memory[part[i]].
+/* Copy n rows from row `at` to element offsets[i] of `out`, for i from 0.
  *
- * Without part, all rows are in memory[0]; without lengths, each has one element. Without offsets, row i is copied
- * to i * stride and filled up to stride bytes: with copies of the element of fill_bytes bytes at fill, or with zeros
- * if fill_bytes is 0. With offsets, stride is the size of `out`: offsets from damaged lengths may not be ascending.
+ * Without offsets, row i is copied to i * stride and filled up to stride bytes: with copies of the element of fill_bytes
+ * bytes at fill, or with zeros if fill_bytes is 0. With offsets, stride is the size of `out`: offsets from damaged lengths
+ * may not be ascending.
  */
-EXPORT int64_t rankfeed_copy_rows(memory_t *memory, const int32_t *part, const int64_t *first, int64_t step,
-                                  const int64_t *lengths, int64_t n, int64_t width, const int64_t *offsets, char *out,
+EXPORT int64_t rankfeed_copy_rows(const rows_t *given, int64_t at, int64_t n, const int64_t *offsets, char *out,
                                   int64_t stride, const char *fill, int64_t fill_bytes) {
+    const rows_t local = *given, *rows = &local; /* in registers */
     volatile int64_t row = 0;
     /* Rows that follow each other in memory and in the batch are copied at once. */
     const char *run = 0;
     char *run_target = out;
     int64_t run_size = 0, run_row = 0;
-    const int64_t ahead = !lengths && width <= 2 * LINE ? AHEAD_SMALL : AHEAD;
+    const int64_t ahead = !rows->lengths && rows->width <= 2 * LINE ? AHEAD_SMALL : AHEAD;
     install_handler();
     if (sigsetjmp(truncated, 0))
         return row * FAULTS + TRUNCATED;
     copying = 1;
     for (int64_t i = 0; i < n; i++) {
-        const memory_t *from = memory + (part ? part[i] : 0);
+        const memory_t *from;
         int64_t size, start, target = offsets ? 0 : i * stride, fault = 0;
-        if (!find_row(from, first[i], step, lengths ? lengths[i] : 1, width, &start, &size))
+        if (!find_row(rows, at + i, &from, &start, &size))
             fault = OUT_OF_BOUNDS;
-        else if (offsets ? __builtin_mul_overflow(offsets[i], width, &target) || target < 0 || target > stride ||
+        else if (offsets ? __builtin_mul_overflow(offsets[i], rows->width, &target) || target < 0 || target > stride ||
                                size > stride - target
                          : size > stride)
             fault = TOO_LONG;
@@ -180,10 +189,11 @@ EXPORT int64_t rankfeed_copy_rows(memory_t *memory, const int32_t *part, const i
         if (source == run + run_size && out + target == run_target + run_size) {
             run_size += size;
         } else {
-            int64_t next = i + ahead;
-            if (next < n)
-                prefetch((uint64_t)memory[part ? part[next] : 0].address + (uint64_t)first[next] * (uint64_t)step,
-                         (uint64_t)(lengths ? lengths[next] : 1) * (uint64_t)width);
+            int64_t next = at + i + ahead;
+            if (next < at + n)
+                prefetch((uint64_t)rows->memory[rows->part ? rows->part[next] : 0].address +
+                             (uint64_t)rows->first[next] * (uint64_t)rows->step,
+                         (uint64_t)(rows->lengths ? rows->lengths[next] : 1) * (uint64_t)rows->width);
             row = run_row;
             if (run_size)
                 memcpy(run_target, run, run_size);
@@ -196,5 +206,32 @@ EXPORT int64_t rankfeed_copy_rows(memory_t *memory, const int32_t *part, const i
     if (run_size)
         memcpy(run_target, run, run_size);
     copying = 0;
-    return find_truncated(part, n, memory); /* the rest of a page behind the end of a file reads as zeros */
+    return find_truncated(rows, at, n); /* the rest of a page behind the end of a file reads as zeros */
+}
+
+static uint64_t hash(uint64_t keyed) {
+    uint64_t mixed = keyed * 0xBF58476D1CE4E5B9u;
+    return (mixed ^ mixed >> 32) * 0x94D049BB133111EBu;
+}
+
+#define KEYED(half, key) (tweaks ? (half ^ tweaks[i]) + key : half ^ key)
+
+/* Permute n values in place with the network that plan/permutation.py describes, until each is below its size. Without
+ * tweaks and sizes, all have none and the size `domain`. */
+EXPORT void rankfeed_permute(uint64_t *values, int64_t n, const uint64_t *tweaks, const uint64_t *sizes, uint64_t domain,
+                             const uint64_t *keys, int64_t rounds, uint64_t base, int64_t low_bits) {
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t value = values[i];
+        do {
+            uint64_t high = value >> low_bits, low = value & (((uint64_t)1 << low_bits) - 1);
+            for (int64_t round = 0; round < rounds; round += 2) {
+                high += (hash(KEYED(low, keys[round])) >> 32) * base >> 32;
+                high = high < base ? high : high - base;
+                if (low_bits)
+                    low ^= hash(KEYED(high, keys[round + 1])) >> (64 - low_bits);
+            }
+            value = high << low_bits | low;
+        } while (value >= (sizes ? sizes[i] : domain));
+        values[i] = value;
+    }
 }

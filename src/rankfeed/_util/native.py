@@ -1,0 +1,46 @@
+"""The native library (``_native.c``), which is built when the package is installed with a C compiler.
+
+ctypes releases the GIL for each call. Without the library numpy does the same, with the same result.
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_Nothing = ctypes.c_char * 0
+
+
+@cache
+def native_library() -> Any:
+    """The library; None if it was not built."""
+    try:
+        library = ctypes.CDLL(str(Path(__file__).with_name("_native.so")))
+    except OSError:
+        return None
+    pointer: Any = ctypes.c_void_p
+    number: Any = ctypes.c_int64
+    unsigned: Any = ctypes.c_uint64
+    rows = [ctypes.c_char_p, number, number]
+    library.rankfeed_copy_rows.argtypes = [*rows, pointer, pointer, number, ctypes.c_char_p, number]
+    library.rankfeed_copy_rows.restype = number
+    library.rankfeed_advise.argtypes = [*rows, ctypes.c_int32]
+    library.rankfeed_advise.restype = None
+    values = [pointer, number, pointer, pointer, unsigned]
+    library.rankfeed_permute.argtypes = [*values, pointer, number, unsigned, number]
+    library.rankfeed_permute.restype = None
+    return library
+
+
+def address_of(array: Any) -> int:
+    """The address of the first element of a C-contiguous array."""
+    try:
+        return ctypes.addressof(_Nothing.from_buffer(array))  # a third of the time of what follows
+    except (TypeError, ValueError, BufferError):  # read-only
+        address: int = array.__array_interface__["data"][0]
+        return address
+
+
+def address_or_zero(array: Any) -> int:
+    """The same; 0 for None."""
+    return 0 if array is None else address_of(array)
