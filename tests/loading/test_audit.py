@@ -10,7 +10,7 @@ from tests.loading.feeds import ENGINES, NAMES, feed, steps_of, take
 
 import rankfeed as rf
 from rankfeed.errors import AuditError
-from rankfeed.loading import EpochAudit
+from rankfeed.loading.audit import EpochAudit
 from rankfeed.loading.batch_builder import BatchBuilder
 from rankfeed.plan import Plan, Schedule
 from rankfeed.topology import Topology

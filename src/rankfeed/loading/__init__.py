@@ -1,6 +1,5 @@
 """From plan and source to batches: fetch, transform, collate, engines, device."""
 
-from rankfeed.loading.audit import EpochAudit
 from rankfeed.loading.loader import Loader
 from rankfeed.loading.samplers import DistributedBatchSampler, DistributedSampler, split
 from rankfeed.loading.streams.stream import from_iterable
@@ -8,7 +7,6 @@ from rankfeed.loading.streams.stream import from_iterable
 __all__ = [
     "DistributedBatchSampler",
     "DistributedSampler",
-    "EpochAudit",
     "Loader",
     "from_iterable",
     "split",

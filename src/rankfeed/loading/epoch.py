@@ -1,8 +1,10 @@
 """The progress of a loader through its epochs, and the iteration of one epoch that advances it."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,8 +12,10 @@ from rankfeed._util.validate import check_int
 from rankfeed.loading.device import to_device
 from rankfeed.loading.map_feed import MapFeed
 from rankfeed.loading.stats import LoaderStats
-from rankfeed.loading.streams.feed import StreamFeed
 from rankfeed.plan import Cursor
+
+if TYPE_CHECKING:
+    from rankfeed.loading.streams.feed import StreamFeed
 
 
 class EpochProgress:

@@ -1,10 +1,12 @@
 """The loader: batches of one rank, from a source or a stream."""
 
+from __future__ import annotations
+
 import copy
 import os
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Never, get_args
+from typing import TYPE_CHECKING, Any, Literal, Never, get_args
 
 import torch
 from torch.utils.data import Dataset
@@ -18,8 +20,7 @@ from rankfeed.loading._compat import (
     refuse_ignored_checkpoint,
     refuse_unprepared,
 )
-from rankfeed.loading.audit import EpochAudit
-from rankfeed.loading.batch_builder import BatchBuilder, preserve_rng_state
+from rankfeed.loading.batch_builder import BatchBuilder
 from rankfeed.loading.collate import Batch, BytesAs, RaggedAs, check_ragged
 from rankfeed.loading.device import check_device
 from rankfeed.loading.epoch import EpochProgress, iterate_epoch
@@ -39,13 +40,16 @@ from rankfeed.loading.options import (
     refuse_unknown_options,
 )
 from rankfeed.loading.stats import LoaderStats
-from rankfeed.loading.streams.feed import StreamFeed, StreamSource
 from rankfeed.loading.streams.stream import Stream
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.plan import DEFAULT_WINDOW
 from rankfeed.sources import Source
 from rankfeed.sources.torch_dataset import TorchDatasetSource
 from rankfeed.topology import Topology
+
+if TYPE_CHECKING:  # imported when they are needed: the first batch does not wait for them
+    from rankfeed.loading.audit import EpochAudit
+    from rankfeed.loading.streams.feed import StreamFeed
 
 #: Steps of each worker that are announced to a source, at least and at most.
 _MIN_PREFETCH_STEPS, _MAX_PREFETCH_STEPS = 4, 64
@@ -161,7 +165,12 @@ class Loader(DataLoaderCompat):
     ) -> None:
         refuse_unknown_options(unknown)
         stream = source if isinstance(source, Stream) else None
-        data = as_source(source) if stream is None else StreamSource(stream.declared)
+        if stream is None:
+            data = as_source(source)
+        else:
+            from rankfeed.loading.streams.feed import StreamFeed, StreamSource
+
+            data = StreamSource(stream.declared)
         #: What it delivers: a source or a stream.
         self.source: Any = data if stream is None else stream
         self._topology = LazyTopology(topology)
@@ -211,8 +220,7 @@ class Loader(DataLoaderCompat):
             builder.seed = plan.seed
             builder.columns = check_column_names(data, columns, id_column, self.tail, ragged)
             if transform is None and collate_fn is None:
-                with preserve_rng_state():  # wrapped Datasets are asked for samples, and may draw random numbers
-                    builder.layout = concat_layout(data, builder.columns)
+                builder.layout = concat_layout(data, builder.columns)
                 builder.has_layout = builder.layout is not None
             builder.stride = self.num_workers if uses_processes else 1
             steps = -(-data.prefetch_distance // (self.batch_size * builder.stride))
@@ -261,7 +269,7 @@ class Loader(DataLoaderCompat):
     @property
     def is_stream(self) -> bool:
         """Whether it delivers a stream, so that it has no length and no plan."""
-        return isinstance(self._feed, StreamFeed)
+        return self._feed.plan is None
 
     @property
     def plan(self) -> Plan:

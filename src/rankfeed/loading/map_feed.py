@@ -1,17 +1,20 @@
 """The batches of a source that is read by sample id, on one rank."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rankfeed.loading.audit import EpochAudit, gather_audits
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult
-from rankfeed.loading.engines.process import ProcessEngine
-from rankfeed.loading.engines.thread import ThreadEngine
-from rankfeed.loading.ledger import EpochLedger
 from rankfeed.loading.options import FeedOptions
 from rankfeed.loading.state import LoaderState, decode_as, encode_state, resume_cursor
 from rankfeed.plan import Cursor, Plan, Schedule
+
+if TYPE_CHECKING:  # imported when they are needed: the first batch does not wait for them
+    from rankfeed.loading.audit import EpochAudit
+    from rankfeed.loading.engines.process import ProcessEngine
+    from rankfeed.loading.engines.thread import ThreadEngine
 
 #: Lanes accepted from a state: a forged one must not request an array of any length.
 _MAX_LANES = 2**20
@@ -34,9 +37,14 @@ class MapFeed:
         self.audit_report: EpochAudit | None = None
         self._builder, self._options = builder, options
         self._engine: ThreadEngine | ProcessEngine | None = None
-        if options.num_workers:
-            kind = ThreadEngine if options.worker_kind == "thread" else ProcessEngine
-            self._engine = kind(builder, options.num_workers, options.prefetch_factor)
+        if options.num_workers and options.worker_kind == "thread":
+            from rankfeed.loading.engines.thread import ThreadEngine
+
+            self._engine = ThreadEngine(builder, options.num_workers, options.prefetch_factor)
+        elif options.num_workers:
+            from rankfeed.loading.engines.process import ProcessEngine
+
+            self._engine = ProcessEngine(builder, options.num_workers, options.prefetch_factor)
         self._takes_lanes, self._audit, self._ledger = takes_lanes, audit, ledger
 
     def schedule(self, begun: Cursor) -> Schedule:
@@ -70,8 +78,12 @@ class MapFeed:
         schedule, plan, topology = self.schedule(begun), self.plan, self._options.topology.resolve()
         ledger = audit = None
         if self._ledger is not None:
+            from rankfeed.loading.ledger import EpochLedger
+
             ledger = EpochLedger(self._ledger, schedule, plan, self.source, topology, owner=self)
         if self._audit:
+            from rankfeed.loading.audit import EpochAudit
+
             audit = EpochAudit.of_rank(schedule, plan.fingerprint)
         self._builder.fix_layout()  # before the first batch, in the process that iterates
         for result in self._batches(schedule):
@@ -85,6 +97,8 @@ class MapFeed:
             yield result, cursor
         if audit is not None:
             self.audit_report = audit
+            from rankfeed.loading.audit import gather_audits
+
             all_ranks = gather_audits(audit, launcher=topology.launcher)
             if all_ranks is not None:
                 self.audit_report = all_ranks

@@ -19,6 +19,7 @@ from rankfeed._util.validate import (
 )
 from rankfeed.columns.layout import Layout, parse_layout
 from rankfeed.errors import ArgumentError, safe_repr
+from rankfeed.loading.batch_builder import preserve_rng_state
 from rankfeed.loading.collate import name_conflict
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.plan import Plan, Tail
@@ -214,7 +215,8 @@ def concat_layout(source: Source, columns: Sequence[str] | None) -> Layout | Non
         inner = inner.source
     if not isinstance(inner, ConcatSource) or inner.declared is None:
         return None
-    fields = source.fields
-    if not source.as_dicts:
-        return None
+    with preserve_rng_state():  # wrapped Datasets are asked for samples, and may draw random numbers
+        fields = source.fields
+        if not source.as_dicts:
+            return None
     return parse_layout({name: fields[name] for name in (fields if columns is None else columns)})

@@ -1,26 +1,33 @@
 """Random streams keyed by what they are used for, not by the process that uses them."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.random.bit_generator import ISeedSequence
 
 from rankfeed.plan.permutation import Key, mix_one
 
 _U64 = 2**64
 
 
-class _Key(ISeedSequence):
-    """The key of a Philox generator; with ``key=``, numpy would also draw a seed from the system each time."""
+@cache
+def _key_type() -> Any:
+    """Keys of Philox generators; with ``key=``, numpy would also draw a seed from the system each time."""
+    from numpy.random.bit_generator import ISeedSequence  # 10 ms, and few loaders draw numbers
 
-    def __init__(self, *words: int) -> None:
-        self._words = words
+    class Key(ISeedSequence):
+        def __init__(self, *words: int) -> None:
+            self._words = words
 
-    def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint64) -> npt.NDArray[Any]:
-        return np.array(self._words, dtype)
+        def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint64) -> npt.NDArray[Any]:
+            return np.array(self._words, dtype)
+
+    return Key
 
 
 class RngStreams:
@@ -31,8 +38,8 @@ class RngStreams:
 
     def generator(self, index: int) -> np.random.Generator:
         """A numpy Generator for a sample id or position."""
-        key = _Key(self.word(index), (self._second + index) % _U64)
-        return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]  # the stubs know SeedSequence only
+        key = _key_type()(self.word(index), (self._second + index) % _U64)
+        return np.random.Generator(np.random.Philox(key))
 
     def word(self, index: int) -> int:
         """A 64-bit seed for a sample id or position."""
