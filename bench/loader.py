@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import itertools
 import json
 import mmap
 import os
@@ -186,12 +185,10 @@ def small(folder: Path, runs: int, scale: float) -> Figures:
     for name, rows in kinds.items():
         source = rf.write(({"x": row} for row in rows), folder / name, progress=False)
         loader, times = rf.Loader(source, 256, shuffle="global"), []
-        for batches in [iter(loader) for _ in range(1 + runs) if drain(loader)]:
-            for _ in itertools.count():
-                began = time.perf_counter()
-                if next(batches, None) is None:
-                    break
-                times.append(time.perf_counter() - began)
+        for _ in range(1 + runs):
+            began = time.perf_counter()
+            steps = sum(1 for _ in loader)
+            times.append((time.perf_counter() - began) / steps)
         ids = loader.plan.sample_ids(0, np.arange(256))
         column: Any = source.fetch(ids)["x"]
         out = column.gather() if name == "fixed" else column.pad()

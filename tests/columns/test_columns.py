@@ -1,5 +1,6 @@
 """However the rows of a batch lie in parts, they come out as if taken one by one."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,24 @@ def test_many_ragged_rows_are_padded_as_one_by_one(
     for slot, row in expected.items():
         np.testing.assert_array_equal(padded[slot, : len(row)], row)
         assert (padded[slot, len(row) :] == -1).all()
+
+
+@given(
+    lengths=st.lists(st.integers(0, 5), min_size=1, max_size=20),
+    cuts=st.sets(st.integers(1, 19), max_size=5),
+    inner=st.sampled_from([(), (2,), (0,)]),
+    multiple=st.integers(1, 4),
+)
+def test_intervals_of_ragged_rows_are_padded_as_each_alone(
+    lengths: list[int], cuts: set[int], inner: tuple[int, ...], multiple: int
+) -> None:
+    rows = [np.full((length, *inner), 1 + number) for number, length in enumerate(lengths)]
+    column = Ragged.of(rows)
+    edges = [0, *sorted(cut for cut in cuts if cut < len(rows)), len(rows)]
+    padded = column.pad_steps(edges, multiple=multiple)
+    expected = [column.slice(a, b).pad(multiple=multiple) for a, b in pairwise(edges)]
+    assert [each.tolist() for each in padded] == [each.tolist() for each in expected]
+    assert [each.shape for each in padded] == [each.shape for each in expected]
 
 
 @given(st.lists(st.text(max_size=4)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from tests.loading.feeds import Drawing, Memory, Wrapped, batch_from_globals, from_globals, keyed_all, same
 
 import rankfeed as rf
-from rankfeed.columns.columns import Columns
+from rankfeed.columns.columns import Columns, Dense
 from rankfeed.loading.batch_builder import BatchBuilder
 from rankfeed.plan import Plan, Schedule
 from rankfeed.topology import Topology
@@ -47,6 +49,36 @@ def test_steps_made_in_any_order_and_twice_are_the_same(order: list[int]) -> Non
     expected = [builder(transform=keyed_all).build_step(schedule(), step).batch for step in range(len(plan))]
     for step in order:
         assert same(ours.build_step(plan, step).batch, expected[step])
+
+
+@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("columns", [None, ["y", "x", "tokens"], ["point"]])
+def test_small_batches_that_are_built_several_at_once_are_those_built_alone(
+    tail: Any, stride: int, columns: list[str] | None, tmp_path: Path
+) -> None:
+    rows = [
+        {"y": i, "point": np.full(3, i), "x": np.full((i % 5, 2), i), "tokens": [i] * (i % 3)} for i in range(307)
+    ]
+    texts = [{**row, "name": str(row["y"])} if columns is None else row for row in rows]
+    source = rf.write(texts, tmp_path / "data", shard_bytes=4000, progress=False)
+    plan = Schedule(Plan(307, seed=5), batch_size=3, topology=Topology(rank=1, world_size=2), tail=tail)
+    one, other = (
+        builder(source=source, id_column=None, columns=columns, stride=stride, pad_to=2) for _ in range(2)
+    )
+    calls: Counter[int] = Counter()
+    gather = Dense.gather
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Dense, "gather", lambda self, allocate: calls.update([len(self)]) or gather(self, allocate))
+        many = list(one.build_steps(plan, range(1, len(plan), stride)))
+    assert (max(calls) > 6) == (columns is not None and tail != "pad")
+    alone = [other.build_step(plan, step) for step in range(1, len(plan), stride)]
+    assert [each.step for each in many] == [each.step for each in alone]
+    for ours, theirs in zip(many, alone, strict=True):
+        assert list(ours.batch) == list(theirs.batch)
+        assert same(ours.batch, theirs.batch)
+        assert ours.sample_ids.tolist() == theirs.sample_ids.tolist()
+        assert ours.padding == theirs.padding
 
 
 class Told(Memory):

@@ -162,6 +162,27 @@ class Ragged(Segmented):
         self.pointers.copy_padded(out, fill=fill)
         return out
 
+    def pad_steps(self, edges: Sequence[int], allocate: Allocate = np.empty, *, multiple: int = 1) -> list[Array]:
+        """What `pad` returns of each interval of rows between two edges, by one call for all.
+
+        Examples:
+            >>> column = Ragged.of([np.array([1, 2]), np.array([3]), np.array([4])])
+            >>> column.pad_steps([0, 2, 3])
+            [array([[1, 2],
+                   [3, 0]]), array([[4]])]
+        """
+        starts, rows = np.array(edges[:-1]), np.diff(edges)
+        longest = -(-np.maximum.reduceat(self.lengths, starts) // multiple) * multiple
+        ends = np.cumsum(rows * longest)
+        first = ends - rows * longest  # element of the first row of each interval
+        offsets = np.append(np.repeat(first - starts * longest, rows), ends[-1])
+        offsets[:-1] += np.arange(len(self)) * np.repeat(longest, rows)
+        out = allocate((int(ends[-1]), *self.field.shape), self.dtype)
+        out.fill(0)
+        self.pointers.copy_elements(out, offsets)
+        places = zip(first.tolist(), ends.tolist(), rows.tolist(), longest.tolist(), strict=True)
+        return [out[low:high].reshape(count, length, *self.field.shape) for low, high, count, length in places]
+
     def rows(self) -> Sequence[Array]:
         values, offsets = self.compact()
         return np.split(values, offsets[1:-1]) if len(self) else []

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.columns.buffers import BufferPool
-from rankfeed.columns.columns import Allocate, Columns, Dense
+from rankfeed.columns.columns import Allocate, Columns
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import (
     Layout,
@@ -35,7 +34,15 @@ from rankfeed.columns.layout import (
     resolve_dtypes,
 )
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, StreamError, TransformError, safe_str
-from rankfeed.loading.collate import BytesAs, Padding, RaggedAs, check_collated, collate, collate_samples
+from rankfeed.loading.collate import (
+    BytesAs,
+    Padding,
+    RaggedAs,
+    check_collated,
+    collate,
+    collate_samples,
+    collate_steps,
+)
 from rankfeed.loading.row_lookup import RowLookup
 from rankfeed.plan import RngStreams, Schedule, wants_rng
 from rankfeed.sources import Source
@@ -112,6 +119,7 @@ class BatchBuilder:
     #: Of single samples; None where batches are built from columns, by collate_fn, or by the source's own collate.
     layout: Layout | None = None
     has_layout: bool = False  # whether layout is final
+    _step_bytes: int = 0  # of the last step, if those of several steps can be copied at once
     allocate: Allocate = field(default_factory=lambda: BufferPool().allocate)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,11 +137,12 @@ class BatchBuilder:
     def build_steps(self, schedule: Schedule, steps: range) -> Iterator[BatchResult]:
         """The batches of some steps, small ones built several at once."""
         while steps:
-            size = self._row_bytes * schedule.batch_size
-            most = max(1, min(_MAX_AT_ONCE, _BYTES_AT_ONCE // size)) if size else 1
+            most = min(_MAX_AT_ONCE, _BYTES_AT_ONCE // self._step_bytes) if self._step_bytes else 1
             results = self._copy_steps(schedule, steps[:most]) if most > 1 else []
             results = results or [self.build_step(schedule, steps[0])]
             steps = steps[len(results) :]
+            if self._row_bytes is not None:
+                self._step_bytes = self._row_bytes * schedule.batch_size + results[-1].padding[1]
             results.reverse()
             while results:  # none is held that the consumer is done with
                 yield results.pop()
@@ -146,27 +155,28 @@ class BatchBuilder:
         assert self._lookup is not None
         try:
             ids, rows, ends = self._lookup.rows(schedule, steps)
-            arrays = {
-                name: column.gather(self.allocate) for name, column in rows.items() if isinstance(column, Dense)
-            }
+            edges = [0, *ends]
+            batches = collate_steps(rows, edges, self.allocate, pad_to=self.pad_to)
         except Exception:  # which the step that it belongs to raises
             return []
-        seconds = StageSeconds(source=(time.perf_counter() - began) / len(ends))
+        seconds = StageSeconds(source=(time.perf_counter() - began) / len(batches))
         results = []
-        for step, (first, last) in zip(steps, pairwise([0, *ends]), strict=False):
-            batch = {name: torch.from_numpy(array[first:last]) for name, array in arrays.items()}
-            results.append(BatchResult(step, batch, ids[first:last], seconds))
+        for step, (batch, padding), first, last in zip(steps, batches, edges, ends, strict=False):
+            results.append(BatchResult(step, batch, ids[first:last], seconds, padding))
         if results[-1].step + self.stride >= len(schedule):
             self.source.check_unchanged()
         return results
 
     @cached_property
-    def _row_bytes(self) -> int:
-        """Bytes of a sample if batches of several steps can be copied at once, else 0."""
+    def _row_bytes(self) -> int | None:
+        """Bytes of the dense columns of a sample; None if batches of several steps cannot be copied at once."""
         if self._lookup is None or not self._only_copies or self.drop_behind:
-            return 0
-        fields = [self.source.fields[name] for name in self.columns or self.source.fields]
-        return sum(each.row_bytes() for each in fields) if all(each.kind == "dense" for each in fields) else 0
+            return None
+        fields = {name: self.source.fields[name] for name in self.columns or self.source.fields}
+        kinds = {"dense", "ragged"} if self.ragged == "pad" else {"dense"}
+        if any(each.kind not in kinds or f"{name}_lengths" in fields for name, each in fields.items()):
+            return None
+        return sum(each.row_bytes() for each in fields.values() if each.kind == "dense")
 
     def build_step(self, schedule: Schedule, step: int) -> BatchResult:
         if self.prefetch_steps and self.source.prefetch_distance:

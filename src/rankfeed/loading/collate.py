@@ -1,6 +1,7 @@
 """Collates columns and samples into tensors; ``columns/columns.py`` gathers and pads the rows."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -43,12 +44,19 @@ def collate(
     to a multiple of ``pad_to``; or it becomes a jagged nested tensor, or a list of tensors.
     """
     batch: dict[str, Any] = {}
-    padded: list[_Padded] = []
+    padding = nbytes = 0
     for name, column in columns.items():
         if isinstance(column, Dense):
             batch[name] = torch.from_numpy(column.gather(allocate))
         elif isinstance(column, Ragged):
-            batch[name] = _collate_ragged(column, ragged, allocate, pad_to, padded)
+            value = _collate_ragged(column, ragged, allocate, pad_to)
+            if isinstance(value, _Padded):
+                if f"{name}_lengths" in columns:
+                    raise name_conflict(f"{name}_lengths")
+                batch[name], batch[f"{name}_lengths"], (waste, size) = value
+                padding, nbytes = padding + waste, nbytes + size
+            else:
+                batch[name] = value
         elif isinstance(column, Bytes) and bytes_as == "view" and column.field.kind == "bytes":
             batch[name] = column.views(allocate)
         elif isinstance(column, Bytes):
@@ -56,7 +64,30 @@ def collate(
             batch[name] = column.rows()
         else:
             batch[name] = list(column.rows())
-    return (_spread_lengths(batch), _padding(padded)) if padded else (batch, (0, 0))
+    return batch, (padding, nbytes)
+
+
+def collate_steps(
+    columns: Columns, edges: Sequence[int], allocate: Allocate = np.empty, *, pad_to: int = 1
+) -> list[tuple[dict[str, Any], Padding]]:
+    """What `collate` returns of the rows between each two edges, for dense columns and padded ragged ones."""
+    batches: list[dict[str, Any]] = [{} for _ in edges[1:]]
+    paddings, intervals = [(0, 0)] * len(batches), list(pairwise(edges))
+    for name, column in columns.items():
+        if isinstance(column, Dense):
+            array = column.gather(allocate)
+            for batch, (first, last) in zip(batches, intervals, strict=True):
+                batch[name] = torch.from_numpy(array[first:last])
+        elif isinstance(column, Ragged):
+            lengths, width = column.lengths.copy(), column.pointers.width
+            sums = np.add.reduceat(lengths, edges[:-1]).tolist()
+            values = column.pad_steps(edges, allocate, multiple=pad_to)
+            for step, (first, last) in enumerate(intervals):
+                batches[step][name] = torch.from_numpy(values[step])
+                batches[step][f"{name}_lengths"] = torch.from_numpy(lengths[first:last])
+                padding, size = paddings[step]
+                paddings[step] = padding + values[step].nbytes - sums[step] * width, size + values[step].nbytes
+    return list(zip(batches, paddings, strict=True))
 
 
 def collate_samples(
@@ -69,7 +100,7 @@ def collate_samples(
     bytes_as: BytesAs = "bytes",
 ) -> tuple[Any, Padding]:
     """A batch of samples one by one, of a wrapped Dataset, a transform or a stream: dicts, tuples or values."""
-    padded: list[_Padded] = []
+    padded: list[Padding] = []
 
     def tensors(leaf: Leaf, path: Path, values: Sequence[Any]) -> Any:
         rows: Any = fit_values(values, leaf, path)
@@ -86,9 +117,13 @@ def collate_samples(
             if isinstance(rows, np.ndarray):
                 return torch.from_numpy(rows)
             return torch.from_numpy(np.stack(rows, out=allocate((len(rows), *field.shape), np.dtype(field.dtype))))
-        return _collate_ragged(Ragged.of(rows), ragged, allocate, pad_to, padded)
+        value = _collate_ragged(Ragged.of(rows), ragged, allocate, pad_to)
+        if isinstance(value, _Padded):
+            padded.append(value.padding)
+        return value
 
-    return _with_lengths(map_leaves(samples, layout, tensors), layout), _padding(padded)
+    batch = _with_lengths(map_leaves(samples, layout, tensors), layout)
+    return batch, (sum(waste for waste, _ in padded), sum(size for _, size in padded))
 
 
 def check_collated(leaf: Leaf, path: Path, values: Sequence[Any]) -> None:
@@ -107,7 +142,7 @@ def check_collated(leaf: Leaf, path: Path, values: Sequence[Any]) -> None:
 class _Padded(NamedTuple):
     values: torch.Tensor
     lengths: torch.Tensor
-    waste: int  # bytes of padding
+    padding: Padding
 
 
 def _with_lengths(batch: Any, layout: Layout) -> Any:
@@ -145,19 +180,13 @@ def name_conflict(name: str) -> ArgumentError:
     )
 
 
-def _collate_ragged(
-    column: Ragged, ragged: RaggedAs, allocate: Allocate, pad_to: int, padded: list[_Padded]
-) -> Any:
+def _collate_ragged(column: Ragged, ragged: RaggedAs, allocate: Allocate, pad_to: int) -> Any:
     if ragged == "pad":
-        values = column.pad(allocate, multiple=pad_to)
-        lengths = torch.from_numpy(column.lengths.copy())
-        padded.append(_Padded(torch.from_numpy(values), lengths, values.nbytes - column.nbytes))
-        return padded[-1]
+        values, lengths = column.pad(allocate, multiple=pad_to), column.lengths.copy()
+        size = values.nbytes
+        padding = size - int(lengths.sum()) * column.pointers.width, size
+        return _Padded(torch.from_numpy(values), torch.from_numpy(lengths), padding)
     elements, offsets = map(torch.from_numpy, column.compact(allocate))
     if ragged == "nested":
         return torch.nested.nested_tensor_from_jagged(elements, offsets=offsets)
     return list(elements.split(offsets.diff().tolist()))
-
-
-def _padding(padded: Sequence[_Padded]) -> Padding:
-    return sum(each.waste for each in padded), sum(each.values.nbytes for each in padded)
