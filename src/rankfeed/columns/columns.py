@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed.columns.chunk_groups import ChunkGroups, Group, Int32
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import (
     Branch,
@@ -29,7 +30,7 @@ from rankfeed.columns.layout import (
     leaf_of_field,
     resolve_dtypes,
 )
-from rankfeed.columns.pointers import Memory, RowPointers, locate, put
+from rankfeed.columns.pointers import Memory, RowPointers, put
 from rankfeed.errors import ArgumentError, CorruptError
 
 Array = npt.NDArray[Any]
@@ -329,7 +330,7 @@ class ColumnBuffer:
             return self.decode(starts)
         if self.values.dtype.hasobject:
             return self.values[starts]
-        return RowPointers([self.memory], starts, lengths, place=partial(_place_in, [self], [rows], [None]))
+        return RowPointers([self.memory], starts, lengths, place=partial(_place_in, [self], rows, None))
 
 
 _POINTED: dict[str, type[PointedColumn]] = {"dense": Dense, "ragged": Ragged, "bytes": Bytes, "str": Bytes}
@@ -343,44 +344,44 @@ def column_from_parts(field: Field, parts: Sequence[Part], slots: Sequence[Int64
     return _POINTED[field.kind](pointers, field)
 
 
-def _place_in(
-    chunks: Sequence[ColumnBuffer], rows: Sequence[Int64], slots: Sequence[Int64 | None], row: int
-) -> str:
+def _place_in(chunks: Sequence[ColumnBuffer], rows: Int64, part: Int32 | None, row: int) -> str:
     """The name of a row of a batch in error messages."""
-    number, at = locate(slots, row)
-    origin = chunks[number].origin
-    return f"{origin}, row {rows[number][at]}" if origin else ""
+    origin = chunks[0 if part is None else part[row]].origin
+    return f"{origin}, row {rows[row]}" if origin else ""
 
 
 def columns_from_buffers(
     fields: Mapping[str, Field],
     names: Sequence[str],
-    groups: Sequence[tuple[int, Int64, Int64 | None]],
+    groups: Sequence[Group],
     buffers: Sequence[Mapping[str, ColumnBuffer]],
 ) -> dict[str, Column]:
     """The columns of a batch out of the ``buffers`` of several chunks.
 
     ``groups`` have for each chunk its number, the rows in it, and their positions in the batch (None for all).
     """
-    rows, slots = [each for _, each, _ in groups], [each for _, _, each in groups]
-    shared, part = put(rows, slots), None  # of all columns
-    if len(groups) > 1:
-        numbers = np.arange(len(groups), dtype=np.int32)
-        part = put([numbers.repeat([len(some) for some in rows])], slots)
+    if isinstance(groups, ChunkGroups):
+        shared, part = groups.rows, groups.part  # of all columns
+    else:
+        shared, part = put([rows for _, rows, _ in groups], [slots for _, _, slots in groups]), None
+        if len(groups) > 1:
+            numbers = np.arange(len(groups), dtype=np.int32).repeat([len(rows) for _, rows, _ in groups])
+            part = put([numbers], [np.concatenate([slots for _, _, slots in groups if slots is not None])])
     columns: dict[str, Column] = {}
     for name in names:
         field, chunks = fields[name], [chunk[name] for chunk in buffers]
         if field.kind == "object":
-            parts = [each.part(some) for each, some in zip(chunks, rows, strict=True)]
-            columns[name] = column_from_parts(field, parts, slots)
+            parts = [chunk.part(rows) for chunk, (_, rows, _) in zip(chunks, groups, strict=True)]
+            columns[name] = column_from_parts(field, parts, [slots for _, _, slots in groups])
             continue
         first, lengths = shared, None
         if not all(map(_is_plain, chunks)):
-            segments = [each.segments(some) for each, some in zip(chunks, rows, strict=True)]
+            segments = [chunk.segments(rows) for chunk, (_, rows, _) in zip(chunks, groups, strict=True)]
+            slots = [slots for _, _, slots in groups]
             first = put([each for each, _ in segments], slots)
             if field.kind != "dense":
                 lengths = put([each for _, each in segments if each is not None], slots)
-        place = partial(_place_in, chunks, rows, slots)
+        place = partial(_place_in, chunks, shared, part)
         pointers = RowPointers(list(map(_memory, chunks)), first, lengths, None, part, place)
         columns[name] = _POINTED[field.kind](pointers, field)
     return columns

@@ -20,14 +20,14 @@ def _key_type() -> Any:
     """Keys of Philox generators; with ``key=``, numpy would also draw a seed from the system each time."""
     from numpy.random.bit_generator import ISeedSequence  # 10 ms, and few loaders draw numbers
 
-    class Key(ISeedSequence):
+    class PhiloxKey(ISeedSequence):
         def __init__(self, *words: int) -> None:
             self._words = words
 
         def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint64) -> npt.NDArray[Any]:
             return np.array(self._words, dtype)
 
-    return Key
+    return PhiloxKey
 
 
 class RngStreams:

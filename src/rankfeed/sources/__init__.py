@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.sources.concat import ConcatSource, concat
 from rankfeed.sources.open import open
-from rankfeed.sources.source import SelectSource, Source, by_chunk, check_columns, check_ids
+from rankfeed.sources.source import SelectSource, Source, check_columns, check_ids
 from rankfeed.sources.split import train_test_split
 from rankfeed.sources.torch_dataset import TorchDatasetSource, from_dataset
 

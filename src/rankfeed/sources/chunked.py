@@ -21,8 +21,9 @@ import numpy.typing as npt
 
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed._util.validate import check_int
+from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, columns_from_buffers
-from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, check_ids, starts_of
+from rankfeed.sources.source import Int64, Source, check_columns, check_ids, starts_of
 
 Chunk = Mapping[str, ColumnBuffer]
 

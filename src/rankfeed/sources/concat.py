@@ -9,19 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_names, invalid
+from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, Columns, Dense, Objects, PointedColumn, Ragged, column_from_parts
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
-from rankfeed.sources.source import (
-    Int64,
-    Source,
-    SourceView,
-    by_chunk,
-    check_columns,
-    check_ids,
-    empty_column,
-    starts_of,
-)
+from rankfeed.sources.source import Int64, Source, SourceView, check_columns, check_ids, empty_column, starts_of
 from rankfeed.storage.checksum import digest_of
 
 Fields = Mapping[str, Field]

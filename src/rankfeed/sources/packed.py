@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, columns_from_buffers
 from rankfeed.errors import CorruptError
-from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, even_blocks, starts_of
+from rankfeed.sources.source import Int64, Source, check_columns, even_blocks, starts_of
 from rankfeed.storage.arrow_shard import REMEDY, read_shard
 from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.data_files import DataFiles
@@ -63,7 +64,7 @@ class PackedSource(Source):
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         """Pointers into the mapped shards."""
         groups = by_chunk(ids, self._starts)
-        shards = [self.files.get(number, self._read_shard) for number, _, _ in groups]
+        shards = [self.files.get(number, self._read_shard) for number in groups.numbers]
         return columns_from_buffers(self._fields, names, groups, shards)
 
     def _read_shard(self, data: npt.NDArray[np.uint8], number: int) -> dict[str, ColumnBuffer]:

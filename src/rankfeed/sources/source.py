@@ -481,34 +481,3 @@ def empty_column(field: Field) -> Column:
     values = np.empty((0, *field.shape), field.dtype or (object if field.kind == "object" else np.uint8))
     offsets = None if field.kind in ("dense", "object") else np.zeros(1, np.int64)
     return column_from_parts(field, [ColumnBuffer(values, offsets).part(np.empty(0, np.int64))])
-
-
-def by_chunk(ids: Int64, starts: Int64) -> list[tuple[int, Int64, Int64 | None]]:
-    """Group sample ids by the chunk (shard, file, row group) that contains them; see `starts_of`.
-
-    Returns:
-        for each chunk: its number, the rows in it, and their positions in ``ids`` (None for all). For no ids, no
-        rows of the first chunk that is not empty.
-
-    Examples:
-        >>> by_chunk(np.array([5, 0, 4]), np.array([0, 2, 6]))
-        [(0, array([0]), array([1])), (1, array([3, 2]), array([0, 2]))]
-        >>> by_chunk(np.array([], int), np.array([0, 0, 2, 6]))
-        [(1, array([], dtype=int64), None)]
-    """
-    if len(starts) == 2:
-        return [(0, ids, None)]
-    chunk = starts.searchsorted(ids, side="right") - 1
-    if not len(ids) or (chunk == chunk[0]).all():
-        number = int(chunk[0] if len(ids) else np.argmax(starts[1:] > 0))
-        return [(number, ids - starts[number], None)]
-    rows = ids - starts[chunk]
-    # numpy sorts uint16 with a radix sort.
-    order = chunk.astype(np.uint16 if len(starts) < 2**16 else np.int64).argsort(kind="stable")
-    chunk = chunk[order]
-    edges = (np.flatnonzero(chunk[1:] != chunk[:-1]) + 1).tolist()
-    rows = rows[order]
-    return [
-        (number, rows[first:last], order[first:last])
-        for number, first, last in zip(chunk[[0, *edges]].tolist(), [0, *edges], [*edges, len(ids)], strict=True)
-    ]

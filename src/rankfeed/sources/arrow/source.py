@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool, invalid
+from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Dense, column_from_parts
 from rankfeed.columns.pointers import RowPointers
 from rankfeed.sources.arrow.columns import read_columns
@@ -18,7 +19,7 @@ from rankfeed.sources.arrow.file import ArrowFile
 from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, check_same_schema, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.paths import Paths, label
-from rankfeed.sources.source import Int64, by_chunk, check_columns, starts_of
+from rankfeed.sources.source import Int64, check_columns, starts_of
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
 

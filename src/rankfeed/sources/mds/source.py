@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool
+from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Part, column_from_parts
 from rankfeed.errors import UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
@@ -18,7 +19,7 @@ from rankfeed.sources.mds.index import MdsShard, read_indexes
 from rankfeed.sources.mds.shard import locate, read_shard
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.scattered import ByteSlices
-from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns
+from rankfeed.sources.source import BLOCK_BYTES, Int64, check_columns
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
 from rankfeed.storage.mapped import map_file

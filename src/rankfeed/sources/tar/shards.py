@@ -7,9 +7,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.pointers import Memory
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.source import Int64, by_chunk, starts_of
+from rankfeed.sources.source import Int64, starts_of
 from rankfeed.sources.tar.headers import BLOCK
 from rankfeed.sources.tar.index import TarIndex, headers_digest
 from rankfeed.sources.tar.index_cache import IndexCache

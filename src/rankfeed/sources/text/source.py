@@ -6,21 +6,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from rankfeed.columns.chunk_groups import ChunkGroups, by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Columns, columns_from_buffers
 from rankfeed.errors import CorruptError, SourceError, listed
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.types import Nulls, fields_of, roots_of
 from rankfeed.sources.paths import Paths, common_root, label
-from rankfeed.sources.source import (
-    BLOCK_BYTES,
-    Int64,
-    Source,
-    by_chunk,
-    check_columns,
-    even_blocks,
-    reopen,
-    starts_of,
-)
+from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, even_blocks, reopen, starts_of
 from rankfeed.sources.text.csv_text import check_quotes, end_of_csv_lines, parse_csv
 from rankfeed.sources.text.detect import kind_of, list_files
 from rankfeed.sources.text.dialect import BOM, LIMIT, PIECE, Dialect, open_text, read_texts
@@ -73,7 +65,7 @@ class _TextSource(Source):
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         groups = by_chunk(ids, self._starts)
         return columns_from_buffers(
-            self._fields, names, groups, [self._buffers[number] for number, _, _ in groups]
+            self._fields, names, groups, [self._buffers[number] for number in groups.numbers]
         )
 
 
@@ -180,7 +172,7 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
             fields = fields_of(table.schema)
             buffers = read_columns(table, fields, where=path, first_row=first)
             every = np.arange(len(table))
-            columns = columns_from_buffers(fields, list(buffers), [(0, every, None)], [buffers])
+            columns = columns_from_buffers(fields, list(buffers), ChunkGroups([0], every, None), [buffers])
             yield from Columns(columns, len(table)).samples()
             first += len(table)
 

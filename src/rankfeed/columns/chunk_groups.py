@@ -1,0 +1,74 @@
+"""Which rows of which chunks (shards, files, row groups) a batch consists of."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+#: Number of a chunk, the rows in it, and their positions in the batch (None for all, in order).
+Group = tuple[int, Int64, Int64 | None]
+
+
+class ChunkGroups(Sequence[Group]):
+    """The rows of a batch grouped by chunk; they are sorted when a group is first asked for.
+
+    Attributes:
+        numbers: of the chunks, ascending.
+        rows: int64 [rows], each row within its chunk, in the order of the batch.
+        part: int32 [rows], the position in ``numbers`` of each row's chunk; None if there is one.
+    """
+
+    def __init__(self, numbers: list[int], rows: Int64, part: Int32 | None) -> None:
+        self.numbers, self.rows, self.part = numbers, rows, part
+
+    @cached_property
+    def _groups(self) -> list[Group]:
+        if self.part is None:
+            return [(self.numbers[0], self.rows, None)]
+        # numpy sorts uint16 with a radix sort.
+        order = self.part.astype(np.uint16 if len(self.numbers) < 2**16 else np.int32).argsort(kind="stable")
+        ends = np.cumsum(np.bincount(self.part, minlength=len(self.numbers))).tolist()
+        rows, places = self.rows[order], zip([0, *ends], ends, strict=False)
+        return [(number, rows[a:b], order[a:b]) for number, (a, b) in zip(self.numbers, places, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._groups[index]
+
+
+def by_chunk(ids: Int64, starts: Int64) -> ChunkGroups:
+    """Group sample ids by the chunk that contains them.
+
+    Args:
+        ids: int64 [rows].
+        starts: int64 [chunks + 1], the first id of each chunk, and the number of ids.
+
+    Returns:
+        for each chunk: its number, the rows in it, and their positions in ``ids`` (None for all). For no ids, no
+        rows of the first chunk that is not empty.
+
+    Examples:
+        >>> list(by_chunk(np.array([5, 0, 4]), np.array([0, 2, 6])))
+        [(0, array([0]), array([1])), (1, array([3, 2]), array([0, 2]))]
+        >>> list(by_chunk(np.array([], int), np.array([0, 0, 2, 6])))
+        [(1, array([], dtype=int64), None)]
+    """
+    if len(starts) == 2:
+        return ChunkGroups([0], ids, None)
+    chunk = starts.searchsorted(ids, side="right") - 1
+    if not len(ids) or (chunk == chunk[0]).all():
+        number = int(chunk[0] if len(ids) else np.argmax(starts[1:] > 0))
+        return ChunkGroups([number], ids - starts[number], None)
+    part: npt.NDArray[np.integer[Any]]
+    if len(starts) > 8 * len(ids):
+        numbers, part = np.unique(chunk, return_inverse=True)
+    else:  # no sort
+        used = np.bincount(chunk, minlength=len(starts)) > 0
+        numbers, part = np.flatnonzero(used), (np.cumsum(used, dtype=np.int32) - 1)[chunk]
+    return ChunkGroups(numbers.tolist(), ids - starts[chunk], part.astype(np.int32, copy=False))
