@@ -41,7 +41,8 @@ setup(
         Extension(
             LIBRARY,
             ["src/rankfeed/_util/_native.c"],
-            extra_compile_args=["-O3", "-fvisibility=hidden"],
+            extra_compile_args=["-O3", "-fvisibility=hidden", "-pthread"],
+            extra_link_args=["-pthread"],
             optional=True,
         )
     ],

@@ -276,6 +276,8 @@ def same(one: Any, other: Any) -> bool:
         if one.is_nested:
             return same(list(one.unbind()), list(other.unbind()))
         return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return bool(np.array_equal(one, other))
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
     if isinstance(one, (list, tuple)):

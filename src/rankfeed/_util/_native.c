@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
@@ -207,6 +208,115 @@ EXPORT int64_t rankfeed_copy_rows(const rows_t *given, int64_t at, int64_t n, co
         memcpy(run_target, run, run_size);
     copying = 0;
     return find_truncated(rows, at, n); /* the rest of a page behind the end of a file reads as zeros */
+}
+
+/* A copy that a thread of this library makes: the arguments of rankfeed_copy_rows, and what it returned. */
+typedef struct job {
+    const rows_t *rows;
+    int64_t at, n;
+    const int64_t *offsets;
+    char *out;
+    int64_t stride;
+    const char *fill;
+    int64_t fill_bytes, result, done;
+    struct job *next;
+} job_t;
+
+enum { LOST = -1 }; /* the result of a job whose thread a fork has left in the parent */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t submitted = PTHREAD_COND_INITIALIZER, finished = PTHREAD_COND_INITIALIZER;
+static job_t *waiting, *running; /* the first job of each list; `running` is in no order */
+static int64_t threads;
+
+static void remove_job(job_t **list, const job_t *job) {
+    while (*list != job)
+        list = &(*list)->next;
+    *list = job->next;
+}
+
+static void *run_jobs(void *unused) {
+    (void)unused;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (!waiting)
+            pthread_cond_wait(&submitted, &lock);
+        job_t *job = waiting;
+        waiting = job->next;
+        job->next = running, running = job;
+        pthread_mutex_unlock(&lock);
+        int64_t result = rankfeed_copy_rows(job->rows, job->at, job->n, job->offsets, job->out, job->stride, job->fill,
+                                            job->fill_bytes);
+        pthread_mutex_lock(&lock);
+        remove_job(&running, job);
+        job->result = result, job->done = 1;
+        pthread_cond_broadcast(&finished);
+    }
+    return 0;
+}
+
+static void before_fork(void) {
+    pthread_mutex_lock(&lock);
+}
+
+static void after_fork(void) {
+    pthread_mutex_unlock(&lock);
+}
+
+static void after_fork_in_child(void) {
+    for (job_t *job = waiting; job; job = job->next)
+        job->result = LOST, job->done = 1;
+    for (job_t *job = running; job; job = job->next)
+        job->result = LOST, job->done = 1;
+    waiting = running = 0, threads = 0;
+    pthread_cond_init(&submitted, 0);
+    pthread_cond_init(&finished, 0);
+    pthread_mutex_init(&lock, 0);
+}
+
+/* Start threads until there are `wanted`. They leave signals to other threads, except for that of a truncated file. */
+static void start_threads(int64_t wanted) {
+    static int is_registered;
+    sigset_t blocked, before;
+    if (!is_registered)
+        is_registered = !pthread_atfork(before_fork, after_fork, after_fork_in_child);
+    sigfillset(&blocked);
+    sigdelset(&blocked, SIGBUS);
+    sigdelset(&blocked, SIGSEGV);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    for (; threads < wanted; threads++) {
+        pthread_t thread;
+        if (pthread_create(&thread, 0, run_jobs, 0))
+            break;
+        pthread_detach(thread);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, 0);
+}
+
+/* Let one of `wanted` threads make a copy. Returns 0 if there is no thread. */
+EXPORT int32_t rankfeed_submit(job_t *job, int64_t wanted) {
+    pthread_mutex_lock(&lock);
+    if (threads < wanted)
+        start_threads(wanted);
+    int32_t is_submitted = threads > 0;
+    if (is_submitted) {
+        job_t **last = &waiting;
+        while (*last)
+            last = &(*last)->next;
+        job->next = 0, *last = job;
+        pthread_cond_signal(&submitted);
+    }
+    pthread_mutex_unlock(&lock);
+    return is_submitted;
+}
+
+/* Wait until a submitted copy is made; returns what rankfeed_copy_rows returned, or LOST. */
+EXPORT int64_t rankfeed_wait(job_t *job) {
+    pthread_mutex_lock(&lock);
+    while (!job->done)
+        pthread_cond_wait(&finished, &lock);
+    pthread_mutex_unlock(&lock);
+    return job->result;
 }
 
 static uint64_t hash(uint64_t keyed) {

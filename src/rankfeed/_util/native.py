@@ -11,6 +11,24 @@ from typing import Any
 _Nothing = ctypes.c_char * 0
 
 
+class CopyJob(ctypes.Structure):
+    """The ``job_t`` of the native library, which a thread of it may use until ``rankfeed_wait`` returns."""
+
+    _fields_ = (
+        ("rows", ctypes.c_char_p),
+        ("at", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("offsets", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+        ("fill", ctypes.c_char_p),
+        ("fill_bytes", ctypes.c_int64),
+        ("result", ctypes.c_int64),
+        ("done", ctypes.c_int64),
+        ("next", ctypes.c_void_p),
+    )
+
+
 @cache
 def native_library() -> Any:
     """The library; None if it was not built."""
@@ -24,6 +42,10 @@ def native_library() -> Any:
     rows = [ctypes.c_char_p, number, number]
     library.rankfeed_copy_rows.argtypes = [*rows, pointer, pointer, number, ctypes.c_char_p, number]
     library.rankfeed_copy_rows.restype = number
+    library.rankfeed_submit.argtypes = [ctypes.POINTER(CopyJob), number]
+    library.rankfeed_submit.restype = ctypes.c_int32
+    library.rankfeed_wait.argtypes = [ctypes.POINTER(CopyJob)]
+    library.rankfeed_wait.restype = number
     library.rankfeed_advise.argtypes = [*rows, ctypes.c_int32]
     library.rankfeed_advise.restype = None
     values = [pointer, number, pointer, pointer, unsigned]

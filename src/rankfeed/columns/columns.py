@@ -223,9 +223,9 @@ class Bytes(Segmented):
         return [values[first:last] for first, last in pairwise(offsets)]
 
     def rows(self) -> list[Any]:
-        content = self.pointers.content()
         if self.field.kind == "bytes":
-            return content
+            return self.pointers.content()
+        content = self.pointers.content(may_wait=False)
         texts = []
         for row, each in enumerate(content):
             try:

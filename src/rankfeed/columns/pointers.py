@@ -10,6 +10,7 @@ import ctypes
 import math
 import os
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import repeat
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.native import address_of, address_or_zero, native_library
+from rankfeed._util.native import CopyJob, address_of, address_or_zero, native_library
 from rankfeed.errors import CorruptError
 
 Array = npt.NDArray[Any]
@@ -192,13 +193,14 @@ class RowPointers:
         """The name of a row in error messages; "" if it has none."""
         return "" if self._table.place is None else self._table.place(self._at + row)
 
-    def content(self) -> list[bytes]:
-        """Each row as a byte string."""
+    def content(self, *, may_wait: bool = True) -> list[bytes]:
+        """Each row as a byte string; ``may_wait`` is whether `PendingCopies` may copy them later."""
         sizes = self._sizes()
         self._check_bounds(sizes)  # before memory is allocated for them
         strings = list(map(_new_bytes(), repeat(None), sizes.tolist()))
         rows = RowPointers(self.memory, self.first, sizes, 1, self.part, self.place_of, self.step)
-        rows._copy_to(0, np.fromiter(map(id, strings), np.int64, len(strings)) + _BYTES_OFFSET, _ANYWHERE)
+        offsets = np.fromiter(map(id, strings), np.int64, len(strings)) + _BYTES_OFFSET
+        rows._copy_to(0, offsets, _ANYWHERE, keep=strings if may_wait else None)
         return strings
 
     def take_small(self) -> Array | None:
@@ -237,16 +239,22 @@ class RowPointers:
         needed = self._count * stride if offsets is None else int(offsets[-1]) * self.width
         if out.nbytes < needed:
             raise IndexError(f"{needed} bytes of rows do not fit into a batch of {out.nbytes}")
-        self._copy_to(address_of(out), offsets, stride, fill)
+        self._copy_to(address_of(out), offsets, stride, fill, out)
 
-    def _copy_to(self, address: int, offsets: Int64 | None, stride: int, fill: bytes = b"") -> None:
+    def _copy_to(
+        self, address: int, offsets: Int64 | None, stride: int, fill: bytes = b"", keep: Any = None
+    ) -> None:
         """Copy row i to element ``offsets[i]`` after an address; without these, every ``stride`` bytes, padded.
 
-        With offsets, ``stride`` is the number of bytes there.
+        With offsets, ``stride`` is the number of bytes there. ``keep`` owns the memory at the address, if the rows
+        may be copied later.
         """
-        library = native_library()
+        library, pending = native_library(), getattr(_LOCAL, "pending", None)
         if library is None:
             _copy_each(self, address, offsets, stride, fill)
+            return
+        if pending is not None and keep is not None:
+            pending.add(self, address, offsets, stride, fill, keep)
             return
         rows, targets = self._table.native, address_or_zero(offsets)
         found = library.rankfeed_copy_rows(rows, self._at, self._count, targets, address, stride, fill, len(fill))
@@ -295,6 +303,54 @@ class RowPointers:
             where=self.place_of(row) or None,
             remedy="start the job again; do not change data while a job reads them",
         )
+
+
+class PendingCopies:
+    """Copies that threads of the native library make, without the GIL. As a context: those that are begun in it.
+
+    What they read and write is kept until they are made.
+
+    Args:
+        threads: how many.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._jobs: list[tuple[CopyJob, Any]] = []
+
+    def add(
+        self, rows: RowPointers, address: int, offsets: Int64 | None, stride: int, fill: bytes, keep: Any
+    ) -> None:
+        """Begin a copy; the arguments are those of `RowPointers._copy_to`."""
+        job = CopyJob(
+            rows._table.native, rows._at, rows._count, address_or_zero(offsets), address, stride, fill, len(fill)
+        )
+        if native_library().rankfeed_submit(job, self._threads):
+            self._jobs.append((job, (rows, offsets, keep)))
+        else:  # no thread can be started
+            rows._copy_to(address, offsets, stride, fill)
+
+    def wait(self) -> bool:
+        """Wait for all copies; whether all were made."""
+        are_made = True
+        while self._jobs:  # if this is interrupted, the rest is still kept
+            are_made &= native_library().rankfeed_wait(self._jobs[-1][0]) == 0
+            self._jobs.pop()
+        return are_made
+
+    def __enter__(self) -> PendingCopies:
+        _LOCAL.pending = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _LOCAL.pending = None
+
+    def __del__(self) -> None:
+        self.wait()
+
+
+#: ``pending``: the `PendingCopies` that are the context of a thread.
+_LOCAL = threading.local()
 
 
 class _RowTable:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from rankfeed._util.fork_safety import init_in_each_process
+from rankfeed._util.native import native_library
 from rankfeed.columns.buffers import BufferPool
 from rankfeed.columns.columns import Allocate, Columns
 from rankfeed.columns.field import Field
@@ -119,7 +120,7 @@ class BatchBuilder:
     #: Of single samples; None where batches are built from columns, by collate_fn, or by the source's own collate.
     layout: Layout | None = None
     has_layout: bool = False  # whether layout is final
-    _step_bytes: int = 0  # of the last step, if those of several steps can be copied at once
+    step_bytes: int = 0  # of the last step, if batches of several steps can be built at once
     allocate: Allocate = field(default_factory=lambda: BufferPool().allocate)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -137,15 +138,20 @@ class BatchBuilder:
     def build_steps(self, schedule: Schedule, steps: range) -> Iterator[BatchResult]:
         """The batches of some steps, small ones built several at once."""
         while steps:
-            most = min(_MAX_AT_ONCE, _BYTES_AT_ONCE // self._step_bytes) if self._step_bytes else 1
-            results = self._copy_steps(schedule, steps[:most]) if most > 1 else []
-            results = results or [self.build_step(schedule, steps[0])]
+            results = self.first_steps(schedule, steps)
             steps = steps[len(results) :]
-            if self._row_bytes is not None:
-                self._step_bytes = self._row_bytes * schedule.batch_size + results[-1].padding[1]
             results.reverse()
             while results:  # none is held that the consumer is done with
                 yield results.pop()
+
+    def first_steps(self, schedule: Schedule, steps: range) -> list[BatchResult]:
+        """The batch of the first of some steps, and those of the next ones if they are built together."""
+        most = min(_MAX_AT_ONCE, _BYTES_AT_ONCE // self.step_bytes) if self.step_bytes else 1
+        results = self._copy_steps(schedule, steps[:most]) if most > 1 else []
+        results = results or [self.build_step(schedule, steps[0])]
+        if self._row_bytes is not None:
+            self.step_bytes = self._row_bytes * schedule.batch_size + results[-1].padding[1]
+        return results
 
     def _copy_steps(self, schedule: Schedule, steps: range) -> list[BatchResult]:
         """The batches of some steps, whose rows are copied by one call; none if that fails."""
@@ -302,6 +308,16 @@ class BatchBuilder:
             steps = range(first, min(first + group * self.stride, len(schedule)), self.stride)
             if steps:
                 self.source.expect(np.concatenate([schedule.batch(each) for each in steps]), self.columns)
+
+    @cached_property
+    def copies_in_threads(self) -> bool:
+        """Whether building a batch is little more than copies, which need no thread of Python."""
+        return (
+            self._only_copies
+            and self._lookup is not None
+            and not self.drop_behind
+            and native_library() is not None
+        )
 
     @cached_property
     def _only_copies(self) -> bool:

@@ -1,0 +1,146 @@
+"""Batches whose rows are only copied: by threads of the native library, which never wait for the GIL."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.loading.feeds import same
+
+import rankfeed as rf
+from rankfeed._util.native import native_library
+from rankfeed.columns.pointers import PendingCopies, RowPointers
+from rankfeed.errors import CorruptError
+
+pytestmark = [
+    pytest.mark.skipif(native_library() is None, reason="needs the native library"),
+    pytest.mark.timeout(120),
+]
+COUNT = 600
+
+
+@pytest.fixture(scope="module", params=["small", "large", "bytes"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of a few bytes, of 16 KiB and more, and byte strings beside text."""
+    made = tmp_path_factory.mktemp(request.param)
+    rng = np.random.default_rng(3)
+    size = 9 if request.param == "small" else 4096
+    rows: list[dict[str, Any]]
+    if request.param == "bytes":
+        rows = [{"raw": rng.bytes(100 + i * 97 % 20_000), "name": f"sämple {i}"} for i in range(COUNT)]
+    else:
+        rows = [{"x": np.full(size, i, np.float32), "r": np.full((1 + i % 7, size), i)} for i in range(COUNT)]
+    rf.write(rows, made / "data", shard_bytes=4_000_000, progress=False)
+    return made / "data"
+
+
+def loader(folder: Path, **options: Any) -> rf.Loader:
+    return rf.Loader(rf.open(folder), 8, shuffle="global", seed=4, topology=rf.Topology(), **options)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"bytes_as": "view"}, {"ragged": "nested"}, {"ragged": "list"}])
+def test_batches_are_those_of_a_loader_without_workers(
+    folder: Path, workers: int, options: dict[str, Any]
+) -> None:
+    ours, theirs = loader(folder, num_workers=workers, **options), loader(folder, **options)
+    for _ in range(2):
+        kept = list(ours)  # none is overwritten by a later one
+        expected = list(theirs)
+        assert len(kept) == len(expected)
+        for one, other in zip(kept, expected, strict=True):
+            assert list(one) == list(other)
+            assert same(one, other)
+
+
+def test_an_iteration_that_is_left_waits_for_the_copies_that_were_begun(folder: Path) -> None:
+    ours = loader(folder, num_workers=2)
+    expected = next(iter(loader(folder)))
+    for taken in range(20):
+        batches = iter(ours)
+        first = next(batches)
+        for _ in itertools.islice(batches, taken % 4):
+            pass
+        del batches
+        assert same(first, expected)
+
+
+def test_a_truncated_file_is_an_error_of_the_step_that_reads_it(tmp_path: Path) -> None:
+    rows = ({"x": np.full(4096, i, np.float32)} for i in range(400))
+    rf.write(rows, tmp_path / "data", shard_bytes=2_000_000, progress=False)
+    ours = rf.Loader(rf.open(tmp_path / "data"), 16, num_workers=2, topology=rf.Topology())
+    counted: Counter[float] = Counter()
+    batches = iter(ours)
+    counted.update(next(batches)["x"][:, 0].tolist())
+    last = max((tmp_path / "data").glob("*.arrow"))
+    os.truncate(last, 4096)
+    values = itertools.chain.from_iterable(batch["x"][:, 0].tolist() for batch in batches)
+    with pytest.raises(CorruptError):
+        counted.update(values)
+    assert counted
+    assert set(counted.values()) == {1}
+    assert sorted(counted) == list(range(len(counted)))
+
+
+def copies(count: int) -> tuple[PendingCopies, list[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
+    values = np.arange(1 << 20).reshape(64, -1)
+    rows = RowPointers.into(values, np.arange(64), np.ones(64, np.int64))
+    outs = [np.zeros_like(values) for _ in range(count)]
+    with PendingCopies(2) as pending:
+        for out in outs:
+            rows.copy_rows(out)
+    return pending, outs, values
+
+
+def test_a_forked_process_does_not_wait_for_copies_of_its_parent() -> None:
+    for _ in range(5):
+        pending, outs, values = copies(20)
+        child = os.fork()
+        if child == 0:
+            pending.wait()  # whether they were made is not known
+            again, mine, _ = copies(3)
+            os._exit(0 if again.wait() and all((out == values).all() for out in mine) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert pending.wait()
+        assert all((out == values).all() for out in outs)
+
+
+def test_copies_are_made_at_once_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        def __getattr__(self, name: str) -> Any:
+            return (lambda *_: 0) if name == "rankfeed_submit" else getattr(native_library(), name)
+
+    monkeypatch.setattr("rankfeed.columns.pointers.native_library", Library)
+    _, outs, values = copies(3)
+    assert all((out == values).all() for out in outs)
+
+
+def test_a_process_ends_while_copies_are_made(folder: Path) -> None:
+    script = f"""
+        import rankfeed as rf
+        batches = iter(rf.Loader(rf.open({str(folder)!r}), 8, num_workers=2, topology=rf.Topology()))
+        print(len(next(batches)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_iterations_at_once_and_torch_threads(folder: Path) -> None:
+    ours = loader(folder, num_workers=2)
+    steps = 0
+    for one, other in zip(ours, ours, strict=True):
+        assert same(one, other)
+        torch.ones(300, 300) @ torch.ones(300, 300)
+        steps += 1
+    assert steps == -(-COUNT // 8)
