@@ -30,7 +30,7 @@ from bench.workloads import WORKLOADS
 ROOT = Path(__file__).parents[1]
 PAGE, CHART = ROOT / "docs/performance.md", ROOT / "docs/images/performance.svg"
 #: Loaders that are also run on several ranks at once.
-RANKS = ("rankfeed", "mapped")
+RANKS, RANK_COUNTS = ("rankfeed", "mapped"), (1, 2, 4)
 
 INTRODUCTION = """\
 # Performance
@@ -97,7 +97,7 @@ class Contestant:
             stderr=self._errors,
             text=True,
             cwd=ROOT,
-            env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"},
+            env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "PYTHONDONTWRITEBYTECODE": ""},
             start_new_session=True,
         )
 
@@ -136,17 +136,15 @@ def alone(name: str, workload: str, samples: int, folder: Path, command: str) ->
         return contestant.answer()["seconds"]
 
 
-def several(
-    name: str, workload: str, samples: int, folder: Path, ranks: int, turns: int, seconds: float
-) -> Figures:
+def several(name: str, workload: str, samples: int, folder: Path, turns: int, seconds: float) -> Figures:
     """Samples per second of one process, and of several at once together."""
-    rates: Figures = {"1": [], str(ranks): []}
+    rates: Figures = {str(count): [] for count in RANK_COUNTS}
     with ExitStack() as stack:
-        processes = [Contestant(name, workload, samples, folder) for _ in range(ranks)]
+        processes = [Contestant(name, workload, samples, folder) for _ in range(max(RANK_COUNTS))]
         for each in processes:
             stack.callback(each.end)
         for turn in range(turns + 1):
-            for count in (1, ranks):
+            for count in RANK_COUNTS:
                 for each in processes[:count]:
                     each.ask(seconds)
                 answers = [each.answer() for each in processes[:count]]
@@ -174,7 +172,7 @@ def measure(workload: str, names: Sequence[str], options: argparse.Namespace) ->
         for name in names:
             print(f"{workload}: {name} writes", file=sys.stderr)
             attempt(name, "write")
-        for _ in range(options.turns):
+        for _ in range(options.starts):
             for name in [each for each in names if each not in failed]:
                 commands = ["first"]
                 if (folder / (PEERS[name].written_by or name) / f"{name}.state").exists():
@@ -203,7 +201,7 @@ def measure(workload: str, names: Sequence[str], options: argparse.Namespace) ->
                     found[name]["bytes"].append(answer["bytes"])
         for name in RANKS:
             if name in running:
-                ranks[name] = several(name, workload, samples, folder, 2, options.turns, options.seconds)
+                ranks[name] = several(name, workload, samples, folder, options.turns, options.seconds)
     return {
         "workload": workload,
         "samples": samples,
@@ -258,9 +256,9 @@ def page(results: Sequence[dict[str, Any]], used: Mapping[str, Mapping[str, str]
         for name, text in result["failed"].items():
             lines += ["", f"{name} failed: `{text}`"]
         for name, rates in result["ranks"].items():
-            (_, one), (count, many) = rates.items()
-            ratio = cell([a / b for a, b in zip(many, one, strict=True)], 2)
-            lines += ["", f"{count} processes of {name} at once deliver {ratio} times the samples of one."]
+            for count, many in list(rates.items())[1:]:
+                ratio = cell([a / b for a, b in zip(many, rates["1"], strict=True)], 2)
+                lines += ["", f"{count} processes of {name} at once deliver {ratio} times the samples of one."]
     lines += [
         "",
         "## Versions",
@@ -312,6 +310,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of samples")
     parser.add_argument("--turns", type=int, default=5, help="turns that count, after one to warm up")
+    parser.add_argument("--starts", type=int, default=5, help="fresh processes for the first batch and for resume")
     parser.add_argument("--seconds", type=float, default=3.0, help="after which a turn ends before its epoch does")
     parser.add_argument("--workload", choices=list(WORKLOADS), action="append", help="one workload (repeatable)")
     parser.add_argument("--loader", choices=list(PEERS), action="append", help="one loader beside the reference")
