@@ -1,7 +1,9 @@
 """Batches on a GPU hold what they hold without one, whoever builds them and however long they are kept."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.loading.feeds import feed, same, take
@@ -57,6 +59,23 @@ def test_a_busy_gpu_does_not_receive_the_next_batch_in_place_of_this_one(engine:
         kept.append(batch)
     found = torch.cat(kept).cpu()
     assert torch.equal(found, rows)
+
+
+@pytest.mark.parametrize("size", [16, 4096])
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_rows_of_files_that_are_copied_several_steps_at_once(
+    engine: dict[str, Any], size: int, tmp_path: Path
+) -> None:
+    rows = ({"x": np.full(size, i, np.float32), "r": np.full(i % 9, i)} for i in range(3000))
+    source = rf.write(rows, tmp_path / "data", shard_bytes=5_000_000, progress=False)
+    options: dict[str, Any] = {"batch_size": 32, "shuffle": "global", "seed": 1, "topology": rf.Topology()}
+    loader = rf.Loader(source, device="cuda", **options, **engine)
+    busy = torch.randn(4000, 4000, device="cuda")
+    kept = []
+    for batch in loader:
+        busy = busy @ busy * 1e-4
+        kept.append(batch)
+    assert same(on_cpu(kept), list(rf.Loader(source, **options)))
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -63,7 +64,7 @@ static void install_handler(void) {
 static void prefetch(uint64_t row, uint64_t bytes) {
     uint64_t most = bytes < MAX_LINES * LINE ? bytes : MAX_LINES * LINE;
     for (uint64_t at = 0; at < most; at += LINE)
-        __builtin_prefetch((const char *)(row + at), 0, 0);
+        __builtin_prefetch((const char *)(row + at), 0, 2);
 }
 
 static void fill_rest(char *at, int64_t left, const char *fill, int64_t fill_bytes) {
@@ -210,7 +211,7 @@ EXPORT int64_t rankfeed_copy_rows(const rows_t *given, int64_t at, int64_t n, co
     return find_truncated(rows, at, n); /* the rest of a page behind the end of a file reads as zeros */
 }
 
-/* A copy that a thread of this library makes: the arguments of rankfeed_copy_rows, and what it returned. */
+/* A copy that a thread of this library makes: the arguments of rankfeed_copy_rows, what it returned, and its time. */
 typedef struct job {
     const rows_t *rows;
     int64_t at, n;
@@ -218,7 +219,7 @@ typedef struct job {
     char *out;
     int64_t stride;
     const char *fill;
-    int64_t fill_bytes, result, done;
+    int64_t fill_bytes, result, done, nanoseconds;
     struct job *next;
 } job_t;
 
@@ -228,6 +229,12 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t submitted = PTHREAD_COND_INITIALIZER, finished = PTHREAD_COND_INITIALIZER;
 static job_t *waiting, *running; /* the first job of each list; `running` is in no order */
 static int64_t threads;
+
+static int64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000 + time.tv_nsec;
+}
 
 static void remove_job(job_t **list, const job_t *job) {
     while (*list != job)
@@ -245,11 +252,13 @@ static void *run_jobs(void *unused) {
         waiting = job->next;
         job->next = running, running = job;
         pthread_mutex_unlock(&lock);
+        int64_t began = now();
         int64_t result = rankfeed_copy_rows(job->rows, job->at, job->n, job->offsets, job->out, job->stride, job->fill,
                                             job->fill_bytes);
+        int64_t nanoseconds = now() - began;
         pthread_mutex_lock(&lock);
         remove_job(&running, job);
-        job->result = result, job->done = 1;
+        job->nanoseconds = nanoseconds, job->result = result, job->done = 1;
         pthread_cond_broadcast(&finished);
     }
     return 0;

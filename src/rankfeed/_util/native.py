@@ -25,6 +25,7 @@ class CopyJob(ctypes.Structure):
         ("fill_bytes", ctypes.c_int64),
         ("result", ctypes.c_int64),
         ("done", ctypes.c_int64),
+        ("nanoseconds", ctypes.c_int64),
         ("next", ctypes.c_void_p),
     )
 

@@ -315,8 +315,10 @@ class PendingCopies:
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
+        self._threads, self._library = threads, native_library()  # which the interpreter's end does not take away
         self._jobs: list[tuple[CopyJob, Any]] = []
+        #: That the copies took which were waited for.
+        self.seconds = 0.0
 
     def add(
         self, rows: RowPointers, address: int, offsets: Int64 | None, stride: int, fill: bytes, keep: Any
@@ -325,7 +327,7 @@ class PendingCopies:
         job = CopyJob(
             rows._table.native, rows._at, rows._count, address_or_zero(offsets), address, stride, fill, len(fill)
         )
-        if native_library().rankfeed_submit(job, self._threads):
+        if self._library.rankfeed_submit(job, self._threads):
             self._jobs.append((job, (rows, offsets, keep)))
         else:  # no thread can be started
             rows._copy_to(address, offsets, stride, fill)
@@ -334,7 +336,9 @@ class PendingCopies:
         """Wait for all copies; whether all were made."""
         are_made = True
         while self._jobs:  # if this is interrupted, the rest is still kept
-            are_made &= native_library().rankfeed_wait(self._jobs[-1][0]) == 0
+            job, _ = self._jobs[-1]
+            are_made &= self._library.rankfeed_wait(job) == 0
+            self.seconds += job.nanoseconds / 1e9
             self._jobs.pop()
         return are_made
 

@@ -80,6 +80,10 @@ class BatchResult(NamedTuple):
     padding: Padding = (0, 0)
     lookups: tuple[int, int] = (0, 0)  # rows whose chunk was already decoded, and all rows read from chunks
 
+    def after_copying(self, seconds: float) -> "BatchResult":
+        """The same with the time of copies that were made by other threads."""
+        return self._replace(seconds=self.seconds._replace(source=self.seconds.source + seconds))
+
 
 class BatchSpec(NamedTuple):
     """What a rank reads at a step."""

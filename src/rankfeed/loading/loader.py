@@ -104,7 +104,7 @@ class Loader(DataLoaderCompat):
         num_workers: threads or processes that build batches ahead; 0 builds each when it is requested. A stream is
             read once per rank, by one thread.
         worker_kind: "thread" or "process"; the batches are the same.
-        prefetch_factor: batches that each worker builds ahead.
+        prefetch_factor: batches that each worker builds ahead; more of small ones, built several at once.
         device: device that tensors are moved to; an accelerator asynchronously, through pinned memory.
         topology: rank and world size; detected at the first ``len`` or ``iter`` if left out.
         on_error: only "raise".

@@ -136,6 +136,21 @@ def test_a_process_ends_while_copies_are_made(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_time_of_copies_is_that_of_the_source(folder: Path) -> None:
+    ours = loader(folder, num_workers=1)
+    found = PendingCopies.wait
+
+    def slow(self: PendingCopies) -> bool:
+        made = found(self)
+        self.seconds += 1.0
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PendingCopies, "wait", slow)
+        steps = sum(1 for _ in ours)
+    assert ours.stats()["source_seconds"] > steps / 40  # several steps are one copy
+
+
 def test_two_iterations_at_once_and_torch_threads(folder: Path) -> None:
     ours = loader(folder, num_workers=2)
     steps = 0

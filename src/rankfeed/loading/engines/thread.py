@@ -53,7 +53,8 @@ class ThreadEngine:
             if pending:
                 results, copies = pending.popleft()
                 are_copied = copies.wait()
-                results.reverse()
+                copying = copies.seconds / len(results)
+                results = [each.after_copying(copying) for each in reversed(results)]
             ahead = sum(len(each) for each, _ in pending)
             # Threads that are woken for one small batch after the other take longer for that than for the copies.
             size = self._builder.step_bytes
