@@ -34,6 +34,7 @@ from tests.loading.feeds import (
     workers,
 )
 
+import rankfeed as rf
 from rankfeed import errors
 
 ROOT = Path(__file__).parents[3]
@@ -360,19 +361,35 @@ def test_nothing_is_left_in_shared_memory_while_iterating_or_after() -> None:
     assert left_over() <= before
 
 
-def killed_at_random(epochs: int) -> int:
-    """Iterate while workers are killed, in the middle of making and of sending batches; how many were."""
-    expected = list(feed(size=120, transform=wide))
+def killed_at_random(epochs: int, folder: Path | None = None) -> int:
+    """Iterate while workers are killed, in the middle of making and of sending batches; how many were.
+
+    With a folder, its small rows are only copied, so that batches of several steps are in one message.
+    """
+    packed: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 1, "topology": rf.Topology()}
+
+    def loader(**options: Any) -> rf.Loader:
+        if folder is None:
+            return feed(size=120, transform=wide, **options)
+        return rf.Loader(rf.open(folder), **packed, **options)
+
+    if folder is not None:
+        rows = ({"x": np.full(3, i), "r": np.full(i % 7, i)} for i in range(480))
+        rf.write(rows, folder, shard_bytes=4000, progress=False)
+    expected = list(loader())
     chance, kills = random.Random(1), 0
     for _ in range(epochs):
-        for step, batch in enumerate(feed(size=120, transform=wide, **WORKERS)):
+        kept = []
+        for step, batch in enumerate(loader(**WORKERS)):
             assert same(batch, expected[step])
+            kept.append(batch)
             time.sleep(chance.random() / 200)
             running = workers()  # none while both are being replaced
             if running and chance.random() < 0.4:
                 with suppress(psutil.NoSuchProcess):
                     chance.choice(running).kill()
                     kills += 1
+        assert same(kept, expected)  # in the memory of workers that are gone
     return kills
 
 
@@ -380,11 +397,15 @@ def test_workers_killed_at_random_lose_and_repeat_nothing() -> None:
     assert killed_at_random(2) > 10
 
 
+def test_workers_that_copy_several_steps_and_are_killed_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    assert killed_at_random(1, tmp_path / "data") > 5
+
+
 @pytest.mark.soak
-def test_workers_killed_at_random_lose_and_repeat_nothing_in_many_rounds() -> None:
+def test_workers_killed_at_random_lose_and_repeat_nothing_in_many_rounds(tmp_path: Path) -> None:
     began = time.monotonic()
-    kills = killed_at_random(100)
-    print(f"100 epochs, {kills} workers killed: {time.monotonic() - began:.0f} s, all batches the same")
+    kills = killed_at_random(60), killed_at_random(30, tmp_path / "data")
+    print(f"90 epochs, {kills} workers killed: {time.monotonic() - began:.0f} s, all batches the same")
 
 
 def resident(_: Any) -> dict[str, int]:
