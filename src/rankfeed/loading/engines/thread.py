@@ -69,11 +69,9 @@ class ThreadEngine:
                     break
                 pending.append((begin, copies))
                 begun, ahead = begun + len(begin), ahead + len(begin)
-            while results:
-                result = results.pop()
+            while results:  # none is held that the consumer is done with
                 # A step whose copy failed fails again, after those before it.
-                yield result if are_copied else self._builder.build_step(schedule, result.step)
-                del result
+                yield results.pop() if are_copied else self._builder.build_step(schedule, results.pop().step)
         if error is not None:
             raise error
 
