@@ -243,11 +243,11 @@ def page(results: Sequence[dict[str, Any]], used: Mapping[str, Mapping[str, str]
         ]
         order = sorted(loaders, key=lambda name: -statistics.median(relative(loaders[name], reference)))
         for name in order:
-            figures = loaders[name]
+            figures, rates = loaders[name], relative(loaders[name], reference)
             cells = [
                 name,
                 PEERS[name].order,
-                cell(relative(figures, reference), 2),
+                cell(rates, 2 if statistics.median(rates) >= 0.1 else 4),
                 cell(figures["first"], 2),
                 cell(figures["resume"], 2),
                 cell([max(figures["bytes"]) / 2**20], 0),

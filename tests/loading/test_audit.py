@@ -143,8 +143,8 @@ def test_a_rank_alone_of_several_reports_without_judging() -> None:
 def test_a_batch_of_another_step_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     build_step = BatchBuilder.build_step
 
-    def wrong(self: BatchBuilder, schedule: Schedule, step: int) -> Any:
-        return build_step(self, schedule, 0 if step == 2 else step)._replace(step=step)
+    def wrong(self: BatchBuilder, schedule: Schedule, step: int, *copies: Any) -> Any:
+        return build_step(self, schedule, 0 if step == 2 else step, *copies)._replace(step=step)
 
     monkeypatch.setattr(BatchBuilder, "build_step", wrong)
     with pytest.raises(AuditError, match=r"(?s)other samples than the plan.*rank 0, epoch 0, step 2"):

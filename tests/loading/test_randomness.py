@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import time
 from collections import Counter
@@ -142,6 +143,12 @@ def test_global_generators_are_left_alone_even_when_the_transform_raises() -> No
     with pytest.raises(Exception, match="raised"):
         next(iter(feed(transform=broken)))
     assert torch.equal(torch.rand(2), expected)
+
+
+def test_a_generator_can_be_sent_to_another_process() -> None:
+    generator = RngStreams("a", 1, 2).generator(3)
+    copy = pickle.loads(pickle.dumps(generator))
+    assert copy.integers(1 << 62, size=5).tolist() == generator.integers(1 << 62, size=5).tolist()
 
 
 def test_streams_of_neighbours_and_of_other_purposes_are_unrelated() -> None:

@@ -211,7 +211,8 @@ EXPORT int64_t rankfeed_copy_rows(const rows_t *given, int64_t at, int64_t n, co
     return find_truncated(rows, at, n); /* the rest of a page behind the end of a file reads as zeros */
 }
 
-/* A copy that a thread of this library makes: the arguments of rankfeed_copy_rows, what it returned, and its time. */
+/* A copy that a thread of this library makes: the arguments of rankfeed_copy_rows, what it returned, and its time. Python
+ * sets `result` to LOST and `done` to 1, which is right for one that is never submitted. */
 typedef struct job {
     const rows_t *rows;
     int64_t at, n;
@@ -283,12 +284,13 @@ static void after_fork_in_child(void) {
     pthread_mutex_init(&lock, 0);
 }
 
+__attribute__((constructor)) static void on_load(void) {
+    pthread_atfork(before_fork, after_fork, after_fork_in_child);
+}
+
 /* Start threads until there are `wanted`. They leave signals to other threads, except for that of a truncated file. */
 static void start_threads(int64_t wanted) {
-    static int is_registered;
     sigset_t blocked, before;
-    if (!is_registered)
-        is_registered = !pthread_atfork(before_fork, after_fork, after_fork_in_child);
     sigfillset(&blocked);
     sigdelset(&blocked, SIGBUS);
     sigdelset(&blocked, SIGSEGV);
@@ -309,6 +311,7 @@ EXPORT int32_t rankfeed_submit(job_t *job, int64_t wanted) {
         start_threads(wanted);
     int32_t is_submitted = threads > 0;
     if (is_submitted) {
+        job->done = 0;
         job_t **last = &waiting;
         while (*last)
             last = &(*last)->next;

@@ -33,7 +33,7 @@ class BufferPool:
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An uninitialised C-contiguous array."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes < _MIN_BYTES:
+        if nbytes < _MIN_BYTES or not _COUNTS_REFERENCES:
             return np.empty(shape, dtype)
         size = 1 << (nbytes - 1).bit_length()
         kept = self._kept.get(size)
@@ -65,8 +65,10 @@ def _references(kept: deque[Buffer]) -> int:
     return sys.getrefcount(buffer)
 
 
-#: References to a buffer that only a local variable refers to: CPython's versions count differently.
-_UNUSED = _references(deque([np.empty(1, np.uint8)]))
+#: References to a buffer that only a local variable refers to: 2, or 1 in CPython 3.14. A debugger may add some.
+_UNUSED = min(2, _references(deque([np.empty(1, np.uint8)])))
+#: Without the GIL, references that other threads have are not counted at once.
+_COUNTS_REFERENCES: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 @cache

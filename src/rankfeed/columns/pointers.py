@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from rankfeed.errors import CorruptError
 Array = npt.NDArray[Any]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+_Result = TypeVar("_Result")
 #: Names a row in error messages.
 Place = Callable[[int], str]
 #: Where the content of CPython's byte strings begins; `id` is their address.
@@ -194,7 +195,7 @@ class RowPointers:
         return "" if self._table.place is None else self._table.place(self._at + row)
 
     def content(self, *, may_wait: bool = True) -> list[bytes]:
-        """Each row as a byte string; ``may_wait`` is whether `PendingCopies` may copy them later."""
+        """Each row as a byte string; with ``may_wait=False`` copied before it returns, also in `begin_copies`."""
         sizes = self._sizes()
         self._check_bounds(sizes)  # before memory is allocated for them
         strings = list(map(_new_bytes(), repeat(None), sizes.tolist()))
@@ -306,7 +307,7 @@ class RowPointers:
 
 
 class PendingCopies:
-    """Copies that threads of the native library make, without the GIL. As a context: those that are begun in it.
+    """Copies that are made by threads of the native library, without the GIL: those begun in `begin_copies`.
 
     What they read and write is kept until they are made.
 
@@ -316,51 +317,62 @@ class PendingCopies:
 
     def __init__(self, threads: int) -> None:
         self._threads, self._library = threads, native_library()  # which the interpreter's end does not take away
-        self._jobs: list[tuple[CopyJob, Any]] = []
-        #: That the copies took which were waited for.
+        self._jobs: list[CopyJob] = []
+        #: Seconds that the copies took which have been made.
         self.seconds = 0.0
 
     def add(
         self, rows: RowPointers, address: int, offsets: Int64 | None, stride: int, fill: bytes, keep: Any
     ) -> None:
         """Begin a copy; the arguments are those of `RowPointers._copy_to`."""
-        job = CopyJob(
-            rows._table.native, rows._at, rows._count, address_or_zero(offsets), address, stride, fill, len(fill)
-        )
-        if self._library.rankfeed_submit(job, self._threads):
-            self._jobs.append((job, (rows, offsets, keep)))
-        else:  # no thread can be started
+        table, targets = rows._table.native, address_or_zero(offsets)
+        job = CopyJob(table, rows._at, rows._count, targets, address, stride, fill, len(fill), _LOST, 1)
+        # Kept before it is begun: an interrupt may come after each call.
+        _BEGUN[id(job)] = job, rows, offsets, keep
+        self._jobs.append(job)
+        if not self._library.rankfeed_submit(job, self._threads):  # no thread can be started
+            self._jobs.pop()
+            del _BEGUN[id(job)]
             rows._copy_to(address, offsets, stride, fill)
 
     def wait(self) -> bool:
         """Wait for all copies; whether all were made."""
-        are_made = True
-        while self._jobs:  # if this is interrupted, the rest is still kept
-            job, _ = self._jobs[-1]
-            are_made &= self._library.rankfeed_wait(job) == 0
+        all_made = True
+        while self._jobs:
+            job = self._jobs[-1]
+            all_made &= self._library.rankfeed_wait(job) == 0
             self.seconds += job.nanoseconds / 1e9
             self._jobs.pop()
-        return are_made
-
-    def __enter__(self) -> PendingCopies:
-        _LOCAL.pending = self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _LOCAL.pending = None
+            _BEGUN.pop(id(job), None)
+        return all_made
 
     def __del__(self) -> None:
         self.wait()
 
 
-#: ``pending``: the `PendingCopies` that are the context of a thread.
+#: Copies that are not waited for yet, and what they read and write, by `id`; if a wait is interrupted, for good.
+_BEGUN: dict[int, tuple[Any, ...]] = {}
+#: The result of a copy whose thread was left behind by a fork, as in _native.c.
+_LOST = -1
+#: ``pending``: the `PendingCopies` of a thread that is in `begin_copies`.
 _LOCAL = threading.local()
+
+
+def begin_copies(
+    copies: PendingCopies | None, function: Callable[..., _Result], *args: Any, **options: Any
+) -> _Result:
+    """What a function returns, whose copies are only begun; with None, they are made before it returns."""
+    _LOCAL.pending = copies
+    try:
+        return function(*args, **options)
+    finally:
+        _LOCAL.pending = None  # by no call, since an interrupt may come at its beginning
 
 
 class _RowTable:
     """What `RowPointers` of consecutive rows share; the arguments are theirs."""
 
-    __slots__ = ("_native", "_parts", "first", "lengths", "memory", "part", "place", "step", "width")
+    __slots__ = ("_native", "first", "lengths", "memory", "part", "parts", "place", "step", "width")
 
     def __init__(
         self,
@@ -378,16 +390,10 @@ class _RowTable:
         self.lengths = None if lengths is None else np.ascontiguousarray(lengths, np.int64)
         self.step = memory[0].step if step is None else step
         self.width = self.step if width is None else width
-        self._parts: Int64 | None = None
+        one = len(memory) == 1
+        #: The tables of all arrays: int64 [arrays, 6].
+        self.parts = memory[0].table if one else np.concatenate([each.table for each in memory])
         self._native: bytes | None = None
-
-    @property
-    def parts(self) -> Int64:
-        """The tables of all parts of ``memory``: int64 [parts, 6]."""
-        if self._parts is None:
-            one = len(self.memory) == 1
-            self._parts = self.memory[0].table if one else np.concatenate([each.table for each in self.memory])
-        return self._parts
 
     @property
     def native(self) -> bytes:

@@ -34,6 +34,7 @@ from rankfeed.columns.layout import (
     map_leaves,
     resolve_dtypes,
 )
+from rankfeed.columns.pointers import PendingCopies, begin_copies
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, StreamError, TransformError, safe_str
 from rankfeed.loading.collate import (
     BytesAs,
@@ -148,16 +149,21 @@ class BatchBuilder:
             while results:  # none is held that the consumer is done with
                 yield results.pop()
 
-    def first_steps(self, schedule: Schedule, steps: range) -> list[BatchResult]:
-        """The batch of the first of some steps, and those of the next ones if they are built together."""
+    def first_steps(
+        self, schedule: Schedule, steps: range, copies: PendingCopies | None = None
+    ) -> list[BatchResult]:
+        """The batch of the first of some steps, and those of the next ones if they are built together.
+
+        With ``copies`` they are complete when these have been waited for.
+        """
         most = min(_MAX_AT_ONCE, _BYTES_AT_ONCE // self.step_bytes) if self.step_bytes else 1
-        results = self._copy_steps(schedule, steps[:most]) if most > 1 else []
-        results = results or [self.build_step(schedule, steps[0])]
+        results = self._copy_steps(schedule, steps[:most], copies) if most > 1 else []
+        results = results or [self.build_step(schedule, steps[0], copies)]
         if self._row_bytes is not None:
             self.step_bytes = self._row_bytes * schedule.batch_size + results[-1].padding[1]
         return results
 
-    def _copy_steps(self, schedule: Schedule, steps: range) -> list[BatchResult]:
+    def _copy_steps(self, schedule: Schedule, steps: range, copies: PendingCopies | None) -> list[BatchResult]:
         """The batches of some steps, whose rows are copied by one call; none if that fails."""
         if schedule.is_filled(steps[-1]):
             return []
@@ -166,7 +172,7 @@ class BatchBuilder:
         try:
             ids, rows, ends = self._lookup.rows(schedule, steps)
             edges = [0, *ends]
-            batches = collate_steps(rows, edges, self.allocate, pad_to=self.pad_to)
+            batches = begin_copies(copies, collate_steps, rows, edges, self.allocate, pad_to=self.pad_to)
         except Exception:  # which the step that it belongs to raises
             return []
         seconds = StageSeconds(source=(time.perf_counter() - began) / len(batches))
@@ -180,7 +186,7 @@ class BatchBuilder:
     @cached_property
     def _row_bytes(self) -> int | None:
         """Bytes of the dense columns of a sample; None if batches of several steps cannot be copied at once."""
-        if self._lookup is None or not self._only_copies or self.drop_behind:
+        if not self._only_copies or self.drop_behind:
             return None
         fields = {name: self.source.fields[name] for name in self.columns or self.source.fields}
         kinds = {"dense", "ragged"} if self.ragged == "pad" else {"dense"}
@@ -188,16 +194,18 @@ class BatchBuilder:
             return None
         return sum(each.row_bytes() for each in fields.values() if each.kind == "dense")
 
-    def build_step(self, schedule: Schedule, step: int) -> BatchResult:
+    def build_step(self, schedule: Schedule, step: int, copies: PendingCopies | None = None) -> BatchResult:
         if self.prefetch_steps and self.source.prefetch_distance:
             self._announce(schedule, step)
         began = time.perf_counter()
         valid = schedule.valid(step) if schedule.is_filled(step) else None
-        ids, rows = schedule.batch(step), None
-        if self._lookup is not None:
+        if self._lookup is None:
+            ids, rows = schedule.batch(step), None
+        else:
             ids, rows, _ = self._lookup.rows(schedule, range(step, step + 1))
         if rows is not None and valid is None and self._only_copies:
-            batch, padding = collate(rows, self.ragged, self.allocate, pad_to=self.pad_to, bytes_as=self.bytes_as)
+            form: dict[str, Any] = {"pad_to": self.pad_to, "bytes_as": self.bytes_as}
+            batch, padding = begin_copies(copies, collate, rows, self.ragged, self.allocate, **form)
             seconds = StageSeconds(source=time.perf_counter() - began)
             result = BatchResult(step, batch, ids, seconds, padding)
         else:
@@ -316,17 +324,12 @@ class BatchBuilder:
     @cached_property
     def copies_in_threads(self) -> bool:
         """Whether building a batch is little more than copies, which need no thread of Python."""
-        return (
-            self._only_copies
-            and self._lookup is not None
-            and not self.drop_behind
-            and native_library() is not None
-        )
+        return self._only_copies and not self.drop_behind and native_library() is not None
 
     @cached_property
     def _only_copies(self) -> bool:
-        """Whether a batch consists of the columns of its rows and nothing else."""
-        return not self._runs_user_code and self.id_column is None
+        """Whether a batch consists of the columns of rows that are read in place, and nothing else."""
+        return self._lookup is not None and not self._runs_user_code and self.id_column is None
 
     @cached_property
     def _runs_user_code(self) -> bool:

@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,6 @@ _GROUPS = 2
 #: Of later steps that are read ahead: bytes in all, and steps that one step announces. After one that waited, so
 #: many steps do it.
 _AHEAD_BYTES, _ANNOUNCED_STEPS, _COLD_STEPS = 64 << 20, 4, 256
-#: Calls after which page faults are counted.
-_FAULT_CALLS = 8
 
 
 @dataclass
@@ -77,7 +74,7 @@ class RowLookup:
         self._source, self._columns, self._stride = source, columns, stride
         self._groups: tuple[_Group, ...] = ()
         self._next_steps = 1
-        self._lock, self._thread, self._calls = threading.Lock(), threading.local(), count()
+        self._lock, self._faults = threading.Lock(), _major_faults()
         #: Of the schedule that waited last.
         self._ahead: _ReadAhead | None = None
 
@@ -88,7 +85,8 @@ class RowLookup:
         """
         self._source.check_unchanged(at_intervals=True)
         found = self._find(schedule, steps)
-        waited = next(self._calls) % _FAULT_CALLS == 0 and self._has_waited()
+        faults = _major_faults()
+        waited, self._faults = faults > self._faults, faults
         ahead, step = self._ahead, steps[0]
         is_cold = ahead is not None and ahead.schedule is schedule and step < ahead.until
         # One thread does it for all.
@@ -102,12 +100,6 @@ class RowLookup:
             finally:
                 self._lock.release()
         return found
-
-    def _has_waited(self) -> bool:
-        """Whether this thread waited for a disk since it last asked."""
-        faults = _major_faults()
-        before, self._thread.faults = getattr(self._thread, "faults", faults), faults
-        return faults > before
 
     def _announce(self, ahead: _ReadAhead, step: int) -> None:
         """Announce the rows of some later steps to the kernel, as far as they fit into the budget."""
@@ -141,24 +133,24 @@ class RowLookup:
         for group in self._groups:
             if group.schedule is schedule and step in group.steps:
                 return group.take(steps)
-        steps = range(step, min(step + self._next_steps * self._stride, len(schedule)), self._stride)
-        ids, edges = schedule.batches(steps)
+        found = range(step, min(step + self._next_steps * self._stride, len(schedule)), self._stride)
+        ids, edges = schedule.batches(found)
         try:
             rows = self._source.fetch(ids, self._columns)
         except Exception:  # perhaps of a later step, which raises it when it is its turn
             self._groups, self._next_steps = (), 1
             ids = ids[: edges[1]]
             return ids, self._source.fetch(ids, self._columns), [len(ids)]
-        group = _Group(schedule, steps, edges, ids, rows)
+        group = _Group(schedule, found, edges, ids, rows)
         self._groups = group, *self._groups[: _GROUPS - 1]  # one assignment: no lock
         most = min(_MAX_ROWS / len(ids), open_file_limit() / _GROUPS / max(1, rows.num_files))
-        self._next_steps = max(1, int(len(steps) * min(2.0, most)))
-        return group.take(steps[:1])
+        self._next_steps = max(1, int(len(found) * min(2.0, most)))
+        return group.take(steps)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowLookup, (self._source, self._columns, self._stride)
 
 
 def _major_faults() -> int:
-    """How often this thread waited until a page was read from a file."""
-    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_majflt
+    """How often a thread of this process waited until a page was read from a file."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

@@ -24,10 +24,17 @@ def _key_type() -> Any:
         def __init__(self, *words: int) -> None:
             self._words = words
 
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _key, self._words
+
         def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint64) -> npt.NDArray[Any]:
             return np.array(self._words, dtype)
 
     return PhiloxKey
+
+
+def _key(*words: int) -> Any:
+    return _key_type()(*words)
 
 
 class RngStreams:
@@ -38,7 +45,7 @@ class RngStreams:
 
     def generator(self, index: int) -> np.random.Generator:
         """A numpy Generator for a sample id or position."""
-        key = _key_type()(self.word(index), (self._second + index) % _U64)
+        key = _key(self.word(index), (self._second + index) % _U64)
         return np.random.Generator(np.random.Philox(key))
 
     def word(self, index: int) -> int:

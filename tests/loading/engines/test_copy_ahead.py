@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from tests.loading.feeds import same
 
 import rankfeed as rf
 from rankfeed._util.native import native_library
-from rankfeed.columns.pointers import PendingCopies, RowPointers
+from rankfeed.columns.pointers import PendingCopies, RowPointers, begin_copies
 from rankfeed.errors import CorruptError
 
 pytestmark = [
@@ -95,9 +97,8 @@ def copies(count: int) -> tuple[PendingCopies, list[np.ndarray[Any, Any]], np.nd
     values = np.arange(1 << 20).reshape(64, -1)
     rows = RowPointers.into(values, np.arange(64), np.ones(64, np.int64))
     outs = [np.zeros_like(values) for _ in range(count)]
-    with PendingCopies(2) as pending:
-        for out in outs:
-            rows.copy_rows(out)
+    pending = PendingCopies(2)
+    begin_copies(pending, lambda: [rows.copy_rows(out) for out in outs])
     return pending, outs, values
 
 
@@ -134,6 +135,21 @@ def test_a_process_ends_while_copies_are_made(folder: Path) -> None:
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_the_look_up_copies_is_there_when_it_is_used(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    folder, order = tmp_path / "data", np.random.default_rng(1).permutation(30_000)
+    datasets.Dataset.from_dict({"n": np.arange(30_000)}).save_to_disk(folder)
+    table = pa.table({"indices": pa.array(order, pa.uint64())})
+    with pa.ipc.new_stream(str(folder / "indices.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(
+        json.dumps({**state, "_indices_data_files": [{"filename": "indices.arrow"}]})
+    )
+    ours = rf.Loader(rf.open(folder), 64, num_workers=2, topology=rf.Topology())
+    assert np.array_equal(np.concatenate([batch["n"].numpy() for batch in ours]), order)
 
 
 def test_the_time_of_copies_is_that_of_the_source(folder: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis.extra import numpy as arrays
 from tests.loading.feeds import Pair, same
 
 from rankfeed._util.workers import Channel, PeerGoneError
+from rankfeed.loading.batch_builder import BatchResult, StageSeconds
 from rankfeed.loading.engines.messages import receive, serialize
 from rankfeed.loading.engines.regions import MIN_BYTES, BorrowedRegions, RegionPool, RegionSlice
 
@@ -229,6 +230,37 @@ def test_an_array_that_dies_while_its_buffers_are_copied(memory: Memory, monkeyp
     monkeypatch.setattr(memory.pool, "lend", lend_and_forget)
     copies = memory.pool.copy_kept([each for each in lent if each is not None])
     assert len({each.region for each in [*lent, *copies] if isinstance(each, RegionSlice)}) == 3
+
+
+BYTES = np.arange(64, dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"x": torch.arange(5), "y": np.arange(6).reshape(2, 3), "name": ["a", "b"], "n": [1, None]},
+        {"raw": [b"abc", b"", b"x" * 100_000]},
+        {"views": [BYTES[3:9], BYTES[:0], BYTES[20:60]]},
+        {"views": [BYTES[1:9].view(np.int32), BYTES[13:21].view(np.int32)]},
+        {"views": [BYTES[0:8].view(np.int32), BYTES[12:20].view(np.int32)]},
+        {"": torch.ones(2), "x": torch.zeros(2)},
+        {"t": torch.ones(3, 4).T, "b": torch.ones(2, dtype=torch.bfloat16)},
+        {"f": np.asfortranarray(np.arange(6).reshape(2, 3)), "o": np.array([None, "x"])},
+        {"empty": torch.empty(0, 3), "scalar": torch.tensor(1.5), "list": []},
+        (torch.ones(2), [torch.zeros(3)]),
+    ],
+    ids=lambda batch: str(list(batch))[:30],
+)
+def test_batches_of_several_steps_arrive_as_they_were(batch: Any, memory: Memory) -> None:
+    results = [
+        BatchResult(step, batch, np.arange(step), StageSeconds(source=0.5), (1, 2), (3, 4)) for step in (0, 3)
+    ]
+    for one, other in zip(sent(results, memory), results, strict=True):
+        assert same(one.batch, other.batch)
+        assert one.sample_ids.tolist() == other.sample_ids.tolist()
+        assert one[3:] == other[3:]
+        assert isinstance(one.seconds, StageSeconds)
+        assert one.step == other.step
 
 
 def test_what_does_not_pickle_fails_before_a_byte_is_sent() -> None:

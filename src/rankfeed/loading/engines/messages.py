@@ -113,7 +113,7 @@ def _entries(
 
     for name, value in batch.items():
         kind, types = _KINDS.get(type(value)), {*map(type, value)} if type(value) is list else ()
-        if type(name) is not str or kind is None:
+        if type(name) is not str or not name or kind is None:  # "" has the sample ids
             return None
         if types == {bytes} or types == {np.ndarray}:
             rows = Bytes.views_of(value, allocate) if types == {bytes} else value
@@ -147,8 +147,9 @@ def _common_base(rows: Sequence[Array]) -> Array | None:
     for row in rows:
         if row.base is not base or row.ndim != 1 or row.dtype != dtype or not row.flags.c_contiguous:
             return None
-    is_small = base.nbytes <= _MIN_BASE or base.nbytes <= 2 * sum(row.nbytes for row in rows)
-    return base.reshape(-1) if is_small and dtype.kind in "biufc" else None
+    first, is_small = address_of(base), base.nbytes <= max(_MIN_BASE, 2 * sum(row.nbytes for row in rows))
+    is_aligned = not any((address_of(row) - first) % dtype.itemsize for row in rows)
+    return base.reshape(-1) if is_small and is_aligned and dtype.kind in "biufc" else None
 
 
 def _batch_of(facts: Any, entries: Any, left: Iterator[memoryview]) -> BatchResult:

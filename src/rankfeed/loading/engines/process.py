@@ -37,6 +37,8 @@ _PRELOAD = ("cloudpickle", __name__)
 
 #: How long a worker builds steps for one message, and the most of them: a message takes about 100 us.
 _GROUP_SECONDS, _MAX_GROUP = 2e-3, 8
+#: Steps whose mean decides how many that are.
+_STEPS_MEASURED = 16
 
 #: Steps of the schedule, or what a rank reads of a stream.
 Task = range | BatchSpec
@@ -72,11 +74,11 @@ class ProcessEngine:
                 return processes.thread(steps[0]).submit(processes.build_steps, steps, schedule)
 
             waiting: dict[int, BatchResult | Exception] = {}
+            seconds, built = 0.0, 0
             for steps, results, error in run_ahead(groups(), submit, self._depth):
-                if results:
-                    seconds = sum(sum(each.seconds) for each in results) / len(results)
-                    size = min(_MAX_GROUP, round(_GROUP_SECONDS / max(seconds, 1e-9)))
-                    self._group_size = max(self._group_size, size)
+                seconds, built = seconds + sum(sum(each.seconds) for each in results), built + len(results)
+                if built >= _STEPS_MEASURED and self._group_size == 1:
+                    self._group_size = max(1, min(_MAX_GROUP, round(_GROUP_SECONDS * built / max(seconds, 1e-9))))
                 waiting.update(zip(steps, [*results, error] if error else results, strict=False))
                 results.clear()
                 while first in waiting:

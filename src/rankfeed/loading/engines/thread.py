@@ -47,12 +47,12 @@ class ThreadEngine:
     def _copy_ahead(self, schedule: Schedule) -> Iterator[BatchResult]:
         """The batches of rows that are only copied, by threads that never wait for the GIL."""
         pending: deque[tuple[list[BatchResult], PendingCopies]] = deque()
-        results, are_copied = list[BatchResult](), True
+        results, all_copied = list[BatchResult](), True
         begun, error = 0, None
         while pending or begun < len(schedule):
             if pending:
                 results, copies = pending.popleft()
-                are_copied = copies.wait()
+                all_copied = copies.wait()
                 copying = copies.seconds / len(results)
                 results = [each.after_copying(copying) for each in reversed(results)]
             ahead = sum(len(each) for each, _ in pending)
@@ -62,16 +62,17 @@ class ThreadEngine:
             most = max(self._depth, small) if ahead <= small // 2 else self._depth
             while begun < len(schedule) and ahead < most and error is None:
                 try:
-                    with PendingCopies(self._num_workers) as copies:
-                        begin = self._builder.first_steps(schedule, range(begun, len(schedule)))
+                    copies = PendingCopies(self._num_workers)
+                    begin = self._builder.first_steps(schedule, range(begun, len(schedule)), copies)
                 except Exception as raised:  # the batches before it are delivered first
                     error, begun = raised, len(schedule)
                     break
                 pending.append((begin, copies))
                 begun, ahead = begun + len(begin), ahead + len(begin)
+                del begin
             while results:  # none is held that the consumer is done with
                 # A step whose copy failed fails again, after those before it.
-                yield results.pop() if are_copied else self._builder.build_step(schedule, results.pop().step)
+                yield results.pop() if all_copied else self._builder.build_step(schedule, results.pop().step)
         if error is not None:
             raise error
 
