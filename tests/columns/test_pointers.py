@@ -272,9 +272,10 @@ def test_the_native_library_under_address_sanitizer(tmp_path: Path) -> None:
         "LD_PRELOAD": runtime.stdout.strip(),
         "ASAN_OPTIONS": "detect_leaks=0:handle_sigbus=0",
     }
-    tests = ["-k", "copied or several or truncated_file or threads", "-p", "no:cacheprovider", str(Path(__file__))]
+    files = [str(Path(__file__)), str(Path(__file__).parents[1] / "loading/engines/test_copy_ahead.py")]
+    tests = ["-k", "copied or several or truncated_file or threads or without_workers or forked or left", *files]
     found = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *tests],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "900", *tests],
         env=environ,
         capture_output=True,
         text=True,
