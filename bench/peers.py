@@ -133,7 +133,7 @@ class Reference(Mapped):
     written_by = "mapped"
 
     def epoch(self) -> Iterable[Any]:
-        if not hasattr(self, "values"):
+        if not hasattr(self, "ids"):
             self.open()
             self.ids = np.random.default_rng(SEED).permutation(self.samples)
             shape = {"ragged": (self.batch_size, 240, 64), "tokens": (self.batch_size, 512), "bytes": (6_400_000,)}

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 
@@ -30,6 +31,8 @@ def _serve(work: Work, asked: Connection) -> None:
             asked.send(rate(work))
     except EOFError:
         pass
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(0)  # a contestant's threads and caches must not hold up the end
 
@@ -49,7 +52,7 @@ def in_turn(contestants: Mapping[str, Work], runs: int, *, warm: int = 1) -> dic
     running = {}
     for label, work in contestants.items():
         ask, asked = context.Pipe()
-        context.Process(target=_serve, args=(work, asked)).start()
+        context.Process(target=_serve, args=(work, asked), daemon=True).start()
         asked.close()
         running[label] = ask
     rates: dict[str, list[float]] = {label: [] for label in contestants}
