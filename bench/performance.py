@@ -29,7 +29,7 @@ from bench.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[1]
 PAGE, CHART = ROOT / "docs/performance.md", ROOT / "docs/images/performance.svg"
-#: Loaders that are also run on several ranks at once.
+#: Loaders that are also run on several ranks at once, and on how many.
 RANKS, RANK_COUNTS = ("rankfeed", "mapped"), (1, 2, 4)
 
 INTRODUCTION = """\

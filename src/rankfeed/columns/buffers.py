@@ -36,9 +36,7 @@ class BufferPool:
         if nbytes < _MIN_BYTES or not _COUNTS_REFERENCES:
             return np.empty(shape, dtype)
         size = 1 << (nbytes - 1).bit_length()
-        kept = self._kept.get(size)
-        if kept is None:
-            kept = self._kept.setdefault(size, deque(maxlen=_MAX_KEPT))
+        kept = self._kept.setdefault(size, deque(maxlen=_MAX_KEPT))
         buffer = _take_unused(kept)
         if buffer is None:
             buffer = np.empty(size, np.uint8)

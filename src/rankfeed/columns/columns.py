@@ -363,10 +363,12 @@ def columns_from_buffers(
     if isinstance(groups, ChunkGroups):
         shared, part = groups.rows, groups.part  # of all columns
     else:
-        shared, part = put([rows for _, rows, _ in groups], [slots for _, _, slots in groups]), None
+        slots = [slots for _, _, slots in groups]
+        shared, part = put([rows for _, rows, _ in groups], slots), None
         if len(groups) > 1:
-            numbers = np.arange(len(groups), dtype=np.int32).repeat([len(rows) for _, rows, _ in groups])
-            part = put([numbers], [np.concatenate([slots for _, _, slots in groups if slots is not None])])
+            part = put(
+                [np.arange(len(groups), dtype=np.int32).repeat([len(rows) for _, rows, _ in groups])], slots
+            )
     columns: dict[str, Column] = {}
     for name in names:
         field, chunks = fields[name], [chunk[name] for chunk in buffers]

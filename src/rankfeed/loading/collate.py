@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rankfeed._util.validate import check_choice, check_int
@@ -80,13 +81,11 @@ def collate_steps(
                 batch[name] = torch.from_numpy(array[first:last])
         elif isinstance(column, Ragged):
             lengths, width = column.lengths.copy(), column.pointers.width
-            sums = np.add.reduceat(lengths, edges[:-1]).tolist()
             values = column.pad_steps(edges, allocate, multiple=pad_to)
             for step, (first, last) in enumerate(intervals):
-                batches[step][name] = torch.from_numpy(values[step])
-                batches[step][f"{name}_lengths"] = torch.from_numpy(lengths[first:last])
-                padding, size = paddings[step]
-                paddings[step] = padding + values[step].nbytes - sums[step] * width, size + values[step].nbytes
+                padded = _padded(values[step], lengths[first:last], width)
+                batches[step][name], batches[step][f"{name}_lengths"], (waste, size) = padded
+                paddings[step] = paddings[step][0] + waste, paddings[step][1] + size
     return list(zip(batches, paddings, strict=True))
 
 
@@ -180,12 +179,14 @@ def name_conflict(name: str) -> ArgumentError:
     )
 
 
+def _padded(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], width: int) -> _Padded:
+    padding = values.nbytes - int(lengths.sum()) * width
+    return _Padded(torch.from_numpy(values), torch.from_numpy(lengths), (padding, values.nbytes))
+
+
 def _collate_ragged(column: Ragged, ragged: RaggedAs, allocate: Allocate, pad_to: int) -> Any:
     if ragged == "pad":
-        values, lengths = column.pad(allocate, multiple=pad_to), column.lengths.copy()
-        size = values.nbytes
-        padding = size - int(lengths.sum()) * column.pointers.width, size
-        return _Padded(torch.from_numpy(values), torch.from_numpy(lengths), padding)
+        return _padded(column.pad(allocate, multiple=pad_to), column.lengths.copy(), column.pointers.width)
     elements, offsets = map(torch.from_numpy, column.compact(allocate))
     if ragged == "nested":
         return torch.nested.nested_tensor_from_jagged(elements, offsets=offsets)

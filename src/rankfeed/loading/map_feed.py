@@ -82,7 +82,7 @@ class MapFeed:
 
             ledger = EpochLedger(self._ledger, schedule, plan, self.source, topology, owner=self)
         if self._audit:
-            from rankfeed.loading.audit import EpochAudit
+            from rankfeed.loading.audit import EpochAudit, gather_audits
 
             audit = EpochAudit.of_rank(schedule, plan.fingerprint)
         self._builder.fix_layout()  # before the first batch, in the process that iterates
@@ -97,8 +97,6 @@ class MapFeed:
             yield result, cursor
         if audit is not None:
             self.audit_report = audit
-            from rankfeed.loading.audit import gather_audits
-
             all_ranks = gather_audits(audit, launcher=topology.launcher)
             if all_ranks is not None:
                 self.audit_report = all_ranks
