@@ -1,4 +1,4 @@
-/* Copies rows from anywhere in memory into a batch, and computes the order of an epoch.
+/* Copies rows from anywhere in memory into a batch, computes the order of an epoch, and finds the files of samples.
  *
  * No Python.h: the library is called through ctypes, which releases the GIL for the whole call, so one build serves
  * every Python. Rows are checked to be within their memory. The one fault that this cannot exclude is a SIGBUS, because
@@ -355,5 +355,18 @@ EXPORT void rankfeed_permute(uint64_t *values, int64_t n, const uint64_t *tweaks
             value = high << low_bits | low;
         } while (value >= (sizes ? sizes[i] : domain));
         values[i] = value;
+    }
+}
+
+/* For each of n ids, the last chunk that starts at or before it, and the row in that chunk. `starts` is ascending and begins
+ * with 0; ids are not negative. A binary search without branches: where a random id lies, no processor predicts. */
+EXPORT void rankfeed_find_chunks(const int64_t *ids, int64_t n, const int64_t *starts, int64_t chunks, int32_t *found,
+                                 int64_t *rows) {
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t *low = starts;
+        for (int64_t left = chunks; left > 1; left -= left / 2)
+            low += low[left / 2] <= ids[i] ? left / 2 : 0;
+        found[i] = (int32_t)(low - starts);
+        rows[i] = ids[i] - *low;
     }
 }

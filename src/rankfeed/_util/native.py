@@ -52,6 +52,8 @@ def native_library() -> Any:
     values = [pointer, number, pointer, pointer, unsigned]
     library.rankfeed_permute.argtypes = [*values, pointer, number, unsigned, number]
     library.rankfeed_permute.restype = None
+    library.rankfeed_find_chunks.argtypes = [pointer, number, pointer, number, pointer, pointer]
+    library.rankfeed_find_chunks.restype = None
     return library
 
 

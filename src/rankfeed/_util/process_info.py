@@ -1,4 +1,4 @@
-"""Identity of processes on this host, read from ``/proc``; other systems give the documented fallback."""
+"""Processes of this host and their CPUs, from the kernel; other systems give the documented fallback."""
 
 import os
 import time
@@ -57,6 +57,13 @@ def pid_namespace_id() -> str:
     """Identifies boot and pid namespace, so that one pid is one process; empty if unknown."""
     boot, namespace = boot_id(), pid_namespace()
     return f"{boot}/{namespace}" if boot and namespace else ""
+
+
+def cpus_per_process(processes: int) -> int:
+    """CPUs for this process: those that it is bound to, else its share among some processes of this host."""
+    total = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
+    return usable if usable < total else total // processes
 
 
 def _exists(pid: int) -> bool:

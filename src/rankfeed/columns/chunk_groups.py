@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.native import address_of, native_library
+
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 #: Number of a chunk, the rows in it, and their positions in the batch (None for all, in order).
@@ -61,14 +63,28 @@ def by_chunk(ids: Int64, starts: Int64) -> ChunkGroups:
     """
     if len(starts) == 2:
         return ChunkGroups([0], ids, None)
-    chunk = starts.searchsorted(ids, side="right") - 1
+    chunk, rows = _find_chunks(ids, starts)
     if not len(ids) or (chunk == chunk[0]).all():
         number = int(chunk[0] if len(ids) else np.argmax(starts[1:] > 0))
-        return ChunkGroups([number], ids - starts[number], None)
-    part: npt.NDArray[np.integer[Any]]
+        return ChunkGroups([number], rows, None)
     if len(starts) > 8 * len(ids):
-        numbers, part = np.unique(chunk, return_inverse=True)
-    else:  # no sort
-        used = np.bincount(chunk, minlength=len(starts)) > 0
-        numbers, part = np.flatnonzero(used), (np.cumsum(used, dtype=np.int32) - 1)[chunk]
-    return ChunkGroups(numbers.tolist(), ids - starts[chunk], part.astype(np.int32, copy=False))
+        found, part = np.unique(chunk, return_inverse=True)
+        return ChunkGroups(found.tolist(), rows, part.astype(np.int32))
+    used = np.bincount(chunk, minlength=len(starts)) > 0  # no sort
+    numbers = np.flatnonzero(used)
+    if numbers[-1] >= len(numbers):  # some chunk before it has no row
+        chunk = (np.cumsum(used) - 1)[chunk].astype(np.int32)
+    return ChunkGroups(numbers.tolist(), rows, chunk)
+
+
+def _find_chunks(ids: Int64, starts: Int64) -> tuple[Int32, Int64]:
+    """For each id the chunk that contains it, and the row in that."""
+    library = native_library()
+    if library is None:
+        chunk = starts[1:-1].searchsorted(ids, side="right").astype(np.int32)
+        return chunk, ids - starts[chunk]
+    ids, starts = np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(starts, np.int64)
+    chunk, rows = np.empty(len(ids), np.int32), np.empty_like(ids)
+    found = address_of(chunk), address_of(rows)
+    library.rankfeed_find_chunks(address_of(ids), len(ids), address_of(starts), len(starts) - 1, *found)
+    return chunk, rows

@@ -59,7 +59,7 @@ _MAX_FIELDS_SHOWN = 8
 #: Later steps are announced to the source in this many calls: one call per step costs a fifth of a small batch.
 _PREFETCH_CALLS = 8
 #: Bytes and number of the batches that are built at once: a batch that is kept keeps the memory of the others.
-_BYTES_AT_ONCE, _MAX_AT_ONCE = 1 << 20, 32
+_BYTES_AT_ONCE, _MAX_AT_ONCE = 4 << 20, 32
 
 
 class StageSeconds(NamedTuple):
@@ -80,10 +80,6 @@ class BatchResult(NamedTuple):
     seconds: StageSeconds
     padding: Padding = (0, 0)
     lookups: tuple[int, int] = (0, 0)  # rows whose chunk was already decoded, and all rows read from chunks
-
-    def after_copying(self, seconds: float) -> "BatchResult":
-        """The same with the time of copies that were made by other threads."""
-        return self._replace(seconds=self.seconds._replace(source=self.seconds.source + seconds))
 
 
 class BatchSpec(NamedTuple):

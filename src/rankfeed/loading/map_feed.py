@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfeed._util.process_info import cpus_per_process
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult
+from rankfeed.loading.engines.copy import copy_ahead
 from rankfeed.loading.options import FeedOptions
 from rankfeed.loading.state import LoaderState, decode_as, encode_state, resume_cursor
 from rankfeed.plan import Cursor, Plan, Schedule
@@ -69,9 +71,15 @@ class MapFeed:
         self.plan = plan
         return cursor
 
-    def _batches(self, schedule: Schedule) -> Iterator[BatchResult]:
+    def _batches(self, schedule: Schedule, ranks_of_node: int) -> Iterator[BatchResult]:
+        builder, options = self._builder, self._options
+        uses_processes = options.num_workers > 0 and options.worker_kind == "process"
+        # Without workers, on a second CPU: on one that is taken, it slows down this rank or another.
+        may_copy = options.num_workers > 0 or cpus_per_process(ranks_of_node) > 1
+        if may_copy and not uses_processes and builder.copies_in_threads:
+            return copy_ahead(builder, schedule, options.num_workers, options.prefetch_factor)
         if self._engine is None:
-            return self._builder.build_steps(schedule, range(len(schedule)))
+            return builder.build_steps(schedule, range(len(schedule)))
         return self._engine.run(schedule)
 
     def run(self, begun: Cursor) -> Iterator[tuple[BatchResult, Cursor]]:
@@ -86,7 +94,7 @@ class MapFeed:
 
             audit = EpochAudit.of_rank(schedule, plan.fingerprint)
         self._builder.fix_layout()  # before the first batch, in the process that iterates
-        for result in self._batches(schedule):
+        for result in self._batches(schedule, topology.local_world_size):
             if result.step + 1 == len(schedule):
                 self.source.check_unchanged()
             cursor = begun.after(schedule, result.step + 1)

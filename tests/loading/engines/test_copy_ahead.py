@@ -20,6 +20,7 @@ from tests.loading.feeds import same
 
 import rankfeed as rf
 from rankfeed._util.native import native_library
+from rankfeed._util.process_info import cpus_per_process
 from rankfeed.columns.pointers import PendingCopies, RowPointers, begin_copies
 from rankfeed.errors import CorruptError
 
@@ -49,12 +50,15 @@ def loader(folder: Path, **options: Any) -> rf.Loader:
     return rf.Loader(rf.open(folder), 8, shuffle="global", seed=4, topology=rf.Topology(), **options)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+def without_copies_ahead(folder: Path, **options: Any) -> rf.Loader:
+    """The same batches, each built when it is requested, as a function of the user's may change it."""
+    return loader(folder, batch_transform=lambda batch: batch, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("options", [{}, {"bytes_as": "view"}, {"ragged": "nested"}, {"ragged": "list"}])
-def test_batches_are_those_of_a_loader_without_workers(
-    folder: Path, workers: int, options: dict[str, Any]
-) -> None:
-    ours, theirs = loader(folder, num_workers=workers, **options), loader(folder, **options)
+def test_batches_are_those_that_are_not_copied_ahead(folder: Path, workers: int, options: dict[str, Any]) -> None:
+    ours, theirs = loader(folder, num_workers=workers, **options), without_copies_ahead(folder, **options)
     for _ in range(2):
         kept = list(ours)  # none is overwritten by a later one
         expected = list(theirs)
@@ -66,7 +70,7 @@ def test_batches_are_those_of_a_loader_without_workers(
 
 def test_an_iteration_that_is_left_waits_for_the_copies_that_were_begun(folder: Path) -> None:
     ours = loader(folder, num_workers=2)
-    expected = next(iter(loader(folder)))
+    expected = next(iter(without_copies_ahead(folder)))
     for taken in range(20):
         batches = iter(ours)
         first = next(batches)
@@ -76,10 +80,51 @@ def test_an_iteration_that_is_left_waits_for_the_copies_that_were_begun(folder: 
         assert same(first, expected)
 
 
-def test_a_truncated_file_is_an_error_of_the_step_that_reads_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_next_batches_are_copied_while_one_is_used(
+    folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if workers == 0 and cpus_per_process(1) == 1:
+        pytest.skip("needs a second CPU")
+    begun, add = list[PendingCopies](), PendingCopies.add
+    monkeypatch.setattr(PendingCopies, "add", lambda self, *args: (begun.append(self), add(self, *args)))
+    next(iter(loader(folder, num_workers=workers)))
+    assert len(Counter(map(id, begun))) >= 2
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_without_workers_and_a_second_cpu_nothing_is_copied_ahead(folder: Path, bound: bool) -> None:
+    script = f"""
+        import os, sys
+        import rankfeed as rf
+        from rankfeed.columns.pointers import PendingCopies
+        cpus = os.sched_getaffinity(0)
+        if {bound}:
+            os.sched_setaffinity(0, {{min(cpus)}})
+        ranks = 1 if {bound} else os.cpu_count()
+        alone = rf.Topology(rank=0, world_size=ranks, local_rank=0, local_world_size=ranks)
+        loader = rf.Loader(rf.open({str(folder)!r}), 8, topology=alone)
+        begun, add = [], PendingCopies.add
+        PendingCopies.add = lambda self, *args: (begun.append(self), add(self, *args))
+        print(sum(1 for _ in loader), len(begun))
+    """
+    if not hasattr(os, "sched_setaffinity") or (
+        not bound and len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+    ):
+        pytest.skip("processes of this machine are bound to some CPUs, or cannot be")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=True
+    )
+    steps, copies_ahead = map(int, done.stdout.split())
+    assert steps > 0
+    assert copies_ahead == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_truncated_file_is_an_error_of_the_step_that_reads_it(tmp_path: Path, workers: int) -> None:
     rows = ({"x": np.full(4096, i, np.float32)} for i in range(400))
     rf.write(rows, tmp_path / "data", shard_bytes=2_000_000, progress=False)
-    ours = rf.Loader(rf.open(tmp_path / "data"), 16, num_workers=2, topology=rf.Topology())
+    ours = rf.Loader(rf.open(tmp_path / "data"), 16, num_workers=workers, topology=rf.Topology())
     counted: Counter[float] = Counter()
     batches = iter(ours)
     counted.update(next(batches)["x"][:, 0].tolist())

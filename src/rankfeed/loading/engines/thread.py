@@ -10,14 +10,11 @@ from concurrent.futures import CancelledError
 from contextlib import closing, nullcontext
 
 from rankfeed._util.threads import DaemonPool, run_ahead
-from rankfeed.columns.pointers import PendingCopies
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult
 from rankfeed.plan import Schedule
 
 #: A thread builds batches in groups that take about this long, since waking it takes about 50 us.
 _GROUP_SECONDS, _MAX_GROUP = 1e-3, 4
-#: Bytes and number of small batches that are copied ahead.
-_SMALL_BYTES, _MAX_SMALL = 8 << 20, 64
 #: Steps whose mean is one measurement.
 _STEPS_MEASURED = 16
 #: Steps of a trial.
@@ -30,10 +27,7 @@ SLOW_STEP = 2e-3
 
 
 class ThreadEngine:
-    """Builds batches in parallel threads, in one thread at a time, or inline: what `EngineTuner` finds fastest.
-
-    Batches that consist of copied rows are built in the thread that iterates, except for the copies.
-    """
+    """Builds batches in parallel threads, in one thread at a time, or inline: what `EngineTuner` finds fastest."""
 
     def __init__(self, builder: BatchBuilder, num_workers: int, prefetch_factor: int) -> None:
         self._builder, self._num_workers = builder, num_workers
@@ -42,41 +36,6 @@ class ThreadEngine:
         self._group_size = 1
 
     def run(self, schedule: Schedule) -> Iterator[BatchResult]:
-        return self._copy_ahead(schedule) if self._builder.copies_in_threads else self._build(schedule)
-
-    def _copy_ahead(self, schedule: Schedule) -> Iterator[BatchResult]:
-        """The batches of rows that are only copied, by threads that never wait for the GIL."""
-        pending: deque[tuple[list[BatchResult], PendingCopies]] = deque()
-        results, all_copied = list[BatchResult](), True
-        begun, error = 0, None
-        while pending or begun < len(schedule):
-            if pending:
-                results, copies = pending.popleft()
-                all_copied = copies.wait()
-                copying = copies.seconds / len(results)
-                results = [each.after_copying(copying) for each in reversed(results)]
-            ahead = sum(len(each) for each, _ in pending)
-            # Threads that are woken for one small batch after the other take longer for that than for the copies.
-            size = self._builder.step_bytes
-            small = min(_MAX_SMALL, _SMALL_BYTES // size) if size else 0
-            most = max(self._depth, small) if ahead <= small // 2 else self._depth
-            while begun < len(schedule) and ahead < most and error is None:
-                try:
-                    copies = PendingCopies(self._num_workers)
-                    begin = self._builder.first_steps(schedule, range(begun, len(schedule)), copies)
-                except Exception as raised:  # the batches before it are delivered first
-                    error, begun = raised, len(schedule)
-                    break
-                pending.append((begin, copies))
-                begun, ahead = begun + len(begin), ahead + len(begin)
-                del begin
-            while results:  # none is held that the consumer is done with
-                # A step whose copy failed fails again, after those before it.
-                yield results.pop() if all_copied else self._builder.build_step(schedule, results.pop().step)
-        if error is not None:
-            raise error
-
-    def _build(self, schedule: Schedule) -> Iterator[BatchResult]:
         with closing(DaemonPool(self._num_workers, "rankfeed")) as pool:
             # One lock per iteration: a process that is forked while another thread holds it could never take it.
             lock = threading.Lock()
