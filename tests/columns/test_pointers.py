@@ -286,7 +286,7 @@ def test_the_native_library_under_address_sanitizer(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_byte_string_longer_than_32_bits_count_is_copied_as_a_whole() -> None:
     size = (1 << 32) + 5  # pages of zeros that are only read take no memory; the copy takes 4 GiB
     values = np.zeros(size, np.uint8)

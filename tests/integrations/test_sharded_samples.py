@@ -304,7 +304,7 @@ def test_persistent_workers_go_on_to_the_next_epoch_by_themselves() -> None:
         assert list(chain.from_iterable(epoch_of(loader))) == wanted
 
 
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_new_workers_begin_the_next_epoch_unless_one_is_set(start: str) -> None:
     stage = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
     loader = loaded(stage, multiprocessing_context=start)

@@ -31,7 +31,10 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("form", ["packed", "tar", "huggingface"])
+@pytest.mark.parametrize(
+    "form",
+    ["packed", pytest.param("tar", marks=pytest.mark.slow), pytest.param("huggingface", marks=pytest.mark.soak)],
+)
 @pytest.mark.timeout(300)
 def test_an_epoch_over_more_files_than_may_be_open(form: str, tmp_path: Path) -> None:
     folder = tmp_path / "data"

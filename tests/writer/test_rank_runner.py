@@ -173,7 +173,7 @@ def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["hang:1", "stop:1", "hang:0"])
+@pytest.mark.parametrize("fault", ["hang:1", "stop:1", pytest.param("hang:0", marks=pytest.mark.soak)])
 def test_no_rank_waits_for_one_that_is_alive_without_progress(fault: str, data: Path, tmp_path: Path) -> None:
     faulty = int(fault[-1])
     others = [rank for rank in range(3) if rank != faulty]
@@ -209,8 +209,9 @@ def test_a_rank_that_was_stopped_opens_the_dataset(data: Path, tmp_path: Path) -
     assert contents(tmp_path / "p") == contents(data / "local")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    "size", [pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_a_sample_that_hangs_on_every_rank_is_an_error_that_names_them(
     size: int, data: Path, tmp_path: Path
 ) -> None:

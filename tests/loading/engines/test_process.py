@@ -231,7 +231,7 @@ print(json.dumps([len({pair.pid for batch in batches for pair in batch}), os.get
         ("script", "60"),
         ("stdin", "0"),
         pytest.param("-c", "60", marks=pytest.mark.slow),
-        pytest.param("script", "0", marks=pytest.mark.slow),
+        pytest.param("script", "0", marks=pytest.mark.soak),
     ],
 )
 def test_functions_and_classes_of_a_script_without_a_main_guard_work(
@@ -276,7 +276,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "method", ["spawn", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fork", "forkserver"))]
+    "method",
+    ["spawn", pytest.param("forkserver", marks=pytest.mark.slow), pytest.param("fork", marks=pytest.mark.soak)],
 )
 def test_a_process_that_multiprocessing_started_has_workers(method: str, tmp_path: Path) -> None:
     before = left_over()

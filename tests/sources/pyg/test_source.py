@@ -328,7 +328,8 @@ def test_a_source_of_graphs_is_a_data_set_for_pygs_own_loader() -> None:
     ("kind", "workers"),
     [
         *product(["memory", "transform", "disk", "pickled", "list"], [("thread", 0), ("thread", 3)]),
-        ("memory", ("process", 2)),  # each worker imports PyG, which takes long
+        # Each worker imports PyG, which takes long.
+        pytest.param("memory", ("process", 2), marks=pytest.mark.soak),
         ("disk", ("process", 2)),
     ],
     ids=str,
