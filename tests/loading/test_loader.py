@@ -35,6 +35,7 @@ from rankfeed import errors
 from rankfeed.columns.columns import Columns
 from rankfeed.loading import Loader
 from rankfeed.plan import Plan
+from rankfeed.sources.packed import PackedSource
 from rankfeed.topology import Topology
 
 
@@ -298,7 +299,7 @@ def test_its_repr_has_data_options_and_progress_without_a_topology_or_reading(
     loader = rf.Loader(rf.open(tmp_path / "data"), 8, shuffle=True, seed=3, num_workers=2)
     refuse = pytest.fail
     monkeypatch.setattr(Topology, "detect", lambda *arguments: refuse("detected a topology"))
-    monkeypatch.setattr(rf.sources.PackedSource, "fetch", lambda *arguments: refuse("read data"))
+    monkeypatch.setattr(PackedSource, "fetch", lambda *arguments: refuse("read data"))
     data = str(tmp_path / "data")
     assert repr(loader) == (
         f"Loader(PackedSource('{data}', 40 samples), batch_size=8, tail='even', shuffle='global', seed=3, "

@@ -14,10 +14,10 @@ import pytest
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, SourceError
-from rankfeed.sources import PackedSource
 from rankfeed.sources.npy.rows import NumpyRowsSource
 from rankfeed.sources.npy.samples import NumpySamplesSource
 from rankfeed.sources.open import FORMATS, detect
+from rankfeed.sources.packed import PackedSource
 
 
 def test_the_format_is_found_by_looking(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.support.seeds import fresh_seed
 import rankfeed as rf
 from rankfeed.columns.columns import Dense, Ragged
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources import PackedSource
+from rankfeed.sources.packed import PackedSource
 
 ROWS = [
     {"x": np.full((i % 4, 2), i, np.float32), "y": i, "text": "é" * (i % 3), "raw": bytes([i]) * (i % 5)}

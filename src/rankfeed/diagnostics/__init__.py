@@ -3,7 +3,7 @@
 from rankfeed.diagnostics.audit import AuditReport, audit
 from rankfeed.diagnostics.lockstep import Lockstep
 from rankfeed.diagnostics.verify.data import DataVerdict, verify_data
-from rankfeed.diagnostics.verify.plans import PlanVerdict, verify_plan
+from rankfeed.diagnostics.verify.plans import verify_plan
 from rankfeed.diagnostics.verify.runs import RunVerdict, verify_run
 from rankfeed.diagnostics.watch.watching import Watch, watch
 
@@ -11,7 +11,6 @@ __all__ = [
     "AuditReport",
     "DataVerdict",
     "Lockstep",
-    "PlanVerdict",
     "RunVerdict",
     "Watch",
     "audit",

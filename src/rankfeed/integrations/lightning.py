@@ -6,6 +6,7 @@ epoch is set, and its position is in the Trainer's checkpoints. Works with ``lig
 """
 
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -14,36 +15,23 @@ from torch import distributed
 
 from rankfeed._util.validate import check_instance, check_str
 from rankfeed.diagnostics.lockstep import Lockstep
-from rankfeed.errors import ArgumentError, MissingExtraError, PlanError, listed
+from rankfeed.errors import ArgumentError, PlanError, listed
 from rankfeed.integrations import _compat
 from rankfeed.loading import Loader
 from rankfeed.plan import Cursor
+from rankfeed.sources.extras import need
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 #: Options that log_mean sets: the mean is exact with these values only.
-_FIXED_OPTIONS = (
-    "batch_size",
-    "on_step",
-    "on_epoch",
-    "reduce_fx",
-    "sync_dist",
-    "sync_dist_group",
-    "rank_zero_only",
-)
+_FIXED = ("batch_size", "on_step", "on_epoch", "reduce_fx", "sync_dist", "sync_dist_group", "rank_zero_only")
 
 
 def _callback_class() -> Any:
     """Callback of the package in use; a Trainer of the other one accepts it as well."""
     for package in sorted(_PACKAGES, key=lambda package: package not in sys.modules):
-        try:
+        with suppress(ModuleNotFoundError):
             return import_module(package).Callback
-        except ModuleNotFoundError:
-            continue
-    raise MissingExtraError(
-        "lightning is not installed",
-        expected="the extra 'lightning'",
-        remedy="pip install 'rankfeed[lightning]'",
-    )
+    return need("lightning", extra="lightning").pytorch.Callback
 
 
 class LoaderCheck(_callback_class()):  # type: ignore[misc]
@@ -188,7 +176,7 @@ def log_mean(
         loss 6.0 1
         loss 0.0 3
     """
-    if refused := [option for option in options if option in _FIXED_OPTIONS]:
+    if refused := [option for option in options if option in _FIXED]:
         raise ArgumentError(
             "log_mean determines how the mean is computed", found=listed(refused), remedy="leave these out"
         )

@@ -101,9 +101,9 @@ class Loader(DataLoaderCompat):
             copied: for data larger than memory that are read once, in place (Parquet files are not). In order next
             to nothing stays. Of a shuffled epoch up to 0.4 of the pages do, since the disk reads around each row.
             Needs the native library.
-        num_workers: threads or processes that build batches ahead; 0 builds each when it is requested. With 0, rows
-            that are only copied are copied one batch ahead by a native thread, if this process has more than one
-            CPU. A stream is read once per rank, by one thread.
+        num_workers: threads or processes that build batches ahead; 0 builds each when it is requested. With 0,
+            rows that are only copied are copied one batch ahead by a native thread, if this process has more than
+            one CPU. A stream is read once per rank, by one thread.
         worker_kind: "thread" or "process"; the batches are the same.
         prefetch_factor: batches that each worker builds ahead; more of small ones, built several at once.
         device: device that tensors are moved to; an accelerator asynchronously, through pinned memory.

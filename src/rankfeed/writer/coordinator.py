@@ -14,8 +14,9 @@ from typing import Any
 from rankfeed._util.progress import progress_bar
 from rankfeed.errors import WriteError, listed
 from rankfeed.plan import Plan
-from rankfeed.sources import PackedSource, Source
+from rankfeed.sources import Source
 from rankfeed.sources.open import STAGING_NAME
+from rankfeed.sources.packed import PackedSource
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.lease import HeldLease
 from rankfeed.storage.manifest import MANIFEST_NAME, Manifest

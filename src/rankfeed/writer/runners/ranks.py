@@ -18,8 +18,9 @@ from pathlib import Path
 from rankfeed._util.progress import progress_bar
 from rankfeed._util.threads import DaemonPool
 from rankfeed.errors import RankfeedError, WriteError
-from rankfeed.sources import PackedSource, Source
+from rankfeed.sources import Source
 from rankfeed.sources.open import STAGING_NAME
+from rankfeed.sources.packed import PackedSource
 from rankfeed.storage.failure import Failure, failed_tokens, find_failure, next_attempt, write_failure
 from rankfeed.storage.lease import DURATION, HeldLease, Lease, LeaseOwner, StallDetector
 from rankfeed.topology import Topology
