@@ -57,11 +57,11 @@ def test_ragged_rows_compact_and_pad_alike(parts: Any, inner: tuple[int, ...], s
     column = column_from_parts(Field("ragged", "float64", inner), made, parts[0])
     assert isinstance(column, Ragged)
     values, offsets = column.compact()
-    padded = column.pad(fill=-1)
+    padded = column.pad()
     for slot, row in expected.items():
         np.testing.assert_array_equal(values[offsets[slot] : offsets[slot + 1]], row)
         np.testing.assert_array_equal(padded[slot, : len(row)], row)
-        assert (padded[slot, len(row) :] == -1).all()
+        assert (padded[slot, len(row) :] == 0).all()
         np.testing.assert_array_equal(column.rows()[slot], row)
 
 
@@ -88,11 +88,11 @@ def test_many_ragged_rows_are_padded_as_one_by_one(
             expected[slot] = values[start : start + length]
     column = column_from_parts(Field("ragged", "int16", inner), made, slots)
     assert isinstance(column, Ragged)
-    padded = column.pad(fill=-1)
+    padded = column.pad()
     assert padded.shape == (count, max(map(len, expected.values())), *inner)
     for slot, row in expected.items():
         np.testing.assert_array_equal(padded[slot, : len(row)], row)
-        assert (padded[slot, len(row) :] == -1).all()
+        assert (padded[slot, len(row) :] == 0).all()
 
 
 @given(

@@ -67,18 +67,6 @@ static void prefetch(uint64_t row, uint64_t bytes) {
         __builtin_prefetch((const char *)(row + at), 0, 2);
 }
 
-static void fill_rest(char *at, int64_t left, const char *fill, int64_t fill_bytes) {
-    if (left <= 0)
-        return;
-    if (fill_bytes == 0) {
-        memset(at, 0, left);
-        return;
-    }
-    memcpy(at, fill, fill_bytes);
-    for (int64_t done = fill_bytes; done < left; done *= 2) /* doubles what is filled */
-        memcpy(at + done, at, done < left - done ? done : left - done);
-}
-
 /* Memory that rows are in; of its file descriptor (-1 for none), mapped size and address, and the call that checked it. */
 typedef struct {
     int64_t address, bytes, descriptor, mapped, mapping, checked;
@@ -157,12 +145,11 @@ EXPORT void rankfeed_advise(const rows_t *rows, int64_t at, int64_t n, int32_t d
 
 /* Copy n rows from row `at` to element offsets[i] of `out`, for i from 0.
  *
- * Without offsets, row i is copied to i * stride and filled up to stride bytes: with copies of the element of fill_bytes
- * bytes at fill, or with zeros if fill_bytes is 0. With offsets, stride is the size of `out`: offsets from damaged lengths
- * may not be ascending.
+ * Without offsets, row i is copied to i * stride and filled up to stride bytes with zeros. With offsets, stride is the size
+ * of `out`: offsets from damaged lengths may not be ascending.
  */
 EXPORT int64_t rankfeed_copy_rows(const rows_t *given, int64_t at, int64_t n, const int64_t *offsets, char *out,
-                                  int64_t stride, const char *fill, int64_t fill_bytes) {
+                                  int64_t stride) {
     const rows_t local = *given, *rows = &local; /* in registers */
     volatile int64_t row = 0;
     /* Rows that follow each other in memory and in the batch are copied at once. */
@@ -202,7 +189,7 @@ EXPORT int64_t rankfeed_copy_rows(const rows_t *given, int64_t at, int64_t n, co
             run = source, run_target = out + target, run_size = size, run_row = i;
         }
         if (!offsets && size < stride)
-            fill_rest(out + target + size, stride - size, fill, fill_bytes);
+            memset(out + target + size, 0, stride - size);
     }
     row = run_row;
     if (run_size)
@@ -218,9 +205,7 @@ typedef struct job {
     int64_t at, n;
     const int64_t *offsets;
     char *out;
-    int64_t stride;
-    const char *fill;
-    int64_t fill_bytes, result, done, nanoseconds;
+    int64_t stride, result, done, nanoseconds;
     struct job *next;
 } job_t;
 
@@ -254,8 +239,7 @@ static void *run_jobs(void *unused) {
         job->next = running, running = job;
         pthread_mutex_unlock(&lock);
         int64_t began = now();
-        int64_t result = rankfeed_copy_rows(job->rows, job->at, job->n, job->offsets, job->out, job->stride, job->fill,
-                                            job->fill_bytes);
+        int64_t result = rankfeed_copy_rows(job->rows, job->at, job->n, job->offsets, job->out, job->stride);
         int64_t nanoseconds = now() - began;
         pthread_mutex_lock(&lock);
         remove_job(&running, job);

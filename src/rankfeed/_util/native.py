@@ -21,8 +21,6 @@ class CopyJob(ctypes.Structure):
         ("offsets", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("stride", ctypes.c_int64),
-        ("fill", ctypes.c_char_p),
-        ("fill_bytes", ctypes.c_int64),
         ("result", ctypes.c_int64),
         ("done", ctypes.c_int64),
         ("nanoseconds", ctypes.c_int64),
@@ -41,7 +39,7 @@ def native_library() -> Any:
     number: Any = ctypes.c_int64
     unsigned: Any = ctypes.c_uint64
     rows = [ctypes.c_char_p, number, number]
-    library.rankfeed_copy_rows.argtypes = [*rows, pointer, pointer, number, ctypes.c_char_p, number]
+    library.rankfeed_copy_rows.argtypes = [*rows, pointer, pointer, number]
     library.rankfeed_copy_rows.restype = number
     library.rankfeed_submit.argtypes = [ctypes.POINTER(CopyJob), number]
     library.rankfeed_submit.restype = ctypes.c_int32

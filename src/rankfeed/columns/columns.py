@@ -157,10 +157,10 @@ class Ragged(Segmented):
         """Elements of the longest row, rounded up to a multiple."""
         return -(-int(self.lengths.max(initial=0)) // multiple) * multiple
 
-    def pad(self, allocate: Allocate = np.empty, *, fill: Any = 0, multiple: int = 1) -> Array:
-        """The rows, padded to the longest (rounded up to a multiple): [rows, longest, *inner]."""
+    def pad(self, allocate: Allocate = np.empty, *, multiple: int = 1) -> Array:
+        """The rows, padded with zeros to the longest (rounded up to a multiple): [rows, longest, *inner]."""
         out = allocate((len(self), self.longest(multiple), *self.field.shape), self.dtype)
-        self.pointers.copy_padded(out, fill=fill)
+        self.pointers.copy_padded(out)
         return out
 
     def pad_steps(self, edges: Sequence[int], allocate: Allocate = np.empty, *, multiple: int = 1) -> list[Array]:

@@ -76,11 +76,11 @@ class RowPointers:
 
     Examples:
         >>> rows = RowPointers.into(np.arange(10, dtype=np.int32), np.array([7, 2]), np.array([1, 3]))
-        >>> out = np.zeros((2, 3), np.int32)
-        >>> rows.copy_padded(out, fill=-1)
+        >>> out = np.ones((2, 3), np.int32)
+        >>> rows.copy_padded(out)
         >>> out
-        array([[ 7, -1, -1],
-               [ 2,  3,  4]], dtype=int32)
+        array([[7, 0, 0],
+               [2, 3, 4]], dtype=int32)
     """
 
     __slots__ = ("_at", "_count", "_table")
@@ -223,10 +223,9 @@ class RowPointers:
         """Copy the elements of each row to ``out[offsets[i]]`` and behind; ``offsets`` are int64 [rows + 1]."""
         self._copy(out, offsets, out.nbytes)
 
-    def copy_padded(self, out: Array, *, fill: Any = 0) -> None:
-        """Copy each row into a row of ``out``, which has space for the longest, and fill the rest of that."""
-        pattern = b"" if fill == 0 else np.asarray(fill, out.dtype).tobytes()
-        self._copy(out, None, self.width * math.prod(out.shape[1:2]), pattern)
+    def copy_padded(self, out: Array) -> None:
+        """Copy each row into a row of ``out``, which has space for the longest, and fill the rest with zeros."""
+        self._copy(out, None, self.width * math.prod(out.shape[1:2]))
 
     def advise(self, *, drop: bool = False) -> None:
         """Let the kernel read the rows' pages of files soon, or ``drop`` those without other rows from its cache.
@@ -236,15 +235,13 @@ class RowPointers:
         if (library := native_library()) is not None:
             library.rankfeed_advise(self._table.native, self._at, self._count, drop)
 
-    def _copy(self, out: Array, offsets: Int64 | None, stride: int, fill: bytes = b"") -> None:
+    def _copy(self, out: Array, offsets: Int64 | None, stride: int) -> None:
         needed = self._count * stride if offsets is None else int(offsets[-1]) * self.width
         if out.nbytes < needed:
             raise IndexError(f"{needed} bytes of rows do not fit into a batch of {out.nbytes}")
-        self._copy_to(address_of(out), offsets, stride, fill, out)
+        self._copy_to(address_of(out), offsets, stride, out)
 
-    def _copy_to(
-        self, address: int, offsets: Int64 | None, stride: int, fill: bytes = b"", keep: Any = None
-    ) -> None:
+    def _copy_to(self, address: int, offsets: Int64 | None, stride: int, keep: Any = None) -> None:
         """Copy row i to element ``offsets[i]`` after an address; without these, every ``stride`` bytes, padded.
 
         With offsets, ``stride`` is the number of bytes there. ``keep`` owns the memory at the address, if the rows
@@ -252,13 +249,13 @@ class RowPointers:
         """
         library, pending = native_library(), getattr(_LOCAL, "pending", None)
         if library is None:
-            _copy_each(self, address, offsets, stride, fill)
+            _copy_each(self, address, offsets, stride)
             return
         if pending is not None and keep is not None:
-            pending.add(self, address, offsets, stride, fill, keep)
+            pending.add(self, address, offsets, stride, keep)
             return
         rows, targets = self._table.native, address_or_zero(offsets)
-        found = library.rankfeed_copy_rows(rows, self._at, self._count, targets, address, stride, fill, len(fill))
+        found = library.rankfeed_copy_rows(rows, self._at, self._count, targets, address, stride)
         if found:
             row, fault = divmod(found, _FAULTS)
             raise self._error(row, fault, stride)
@@ -321,19 +318,17 @@ class PendingCopies:
         #: Seconds that the copies took which have been made.
         self.seconds = 0.0
 
-    def add(
-        self, rows: RowPointers, address: int, offsets: Int64 | None, stride: int, fill: bytes, keep: Any
-    ) -> None:
+    def add(self, rows: RowPointers, address: int, offsets: Int64 | None, stride: int, keep: Any) -> None:
         """Begin a copy; the arguments are those of `RowPointers._copy_to`."""
         table, targets = rows._table.native, address_or_zero(offsets)
-        job = CopyJob(table, rows._at, rows._count, targets, address, stride, fill, len(fill), _LOST, 1)
+        job = CopyJob(table, rows._at, rows._count, targets, address, stride, _LOST, 1)
         # Kept before it is begun: an interrupt may come after each call.
         _BEGUN[id(job)] = job, rows, offsets, keep
         self._jobs.append(job)
         if not self._library.rankfeed_submit(job, self._threads):  # no thread can be started
             self._jobs.pop()
             del _BEGUN[id(job)]
-            rows._copy_to(address, offsets, stride, fill)
+            rows._copy_to(address, offsets, stride)
 
     def wait(self) -> bool:
         """Wait for all copies; whether all were made."""
@@ -434,7 +429,7 @@ def _new_bytes() -> Callable[[None, int], bytes]:
     return function  # type: ignore[no-any-return]
 
 
-def _copy_each(rows: RowPointers, address: int, offsets: Int64 | None, stride: int, fill: bytes) -> None:
+def _copy_each(rows: RowPointers, address: int, offsets: Int64 | None, stride: int) -> None:
     """What the native function does."""
     sizes = rows._sizes()
     rows._check_bounds(sizes)
@@ -446,8 +441,7 @@ def _copy_each(rows: RowPointers, address: int, offsets: Int64 | None, stride: i
     for target, source, size in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
         ctypes.memmove(target, source, size)
         if offsets is None and size < stride:
-            rest = (fill or b"\0") * ((stride - size) // max(1, len(fill)))
-            ctypes.memmove(target + size, rest, stride - size)
+            ctypes.memset(target + size, 0, stride - size)
 
 
 def file_of(array: Array) -> tuple[int, int]:
