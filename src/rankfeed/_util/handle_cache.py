@@ -1,6 +1,7 @@
 """Open files that are costly to open again: the most recently used, within the process's limit of open files."""
 
 import errno
+import resource
 import sys
 import weakref
 from collections.abc import Callable
@@ -48,13 +49,22 @@ class HandleCache(Generic[_Value]):
             return value
         except KeyError:  # also if another thread is just closing it
             pass
-        try:
-            value = open_file()
-        except (OSError, SourceError) as error:
-            if not _is_too_many_open_files(error):
-                raise
+        for is_second in (False, True):
+            try:
+                value = open_file()
+                break
+            except (OSError, SourceError) as error:
+                if not _is_too_many_open_files(error):
+                    raise
+                if is_second:
+                    raise SourceError(
+                        "too many files are open",
+                        expected="enough for the files that the rows of one batch are in",
+                        found="the limit of the process, or of the machine, is reached",
+                        where=getattr(error, "where", None),
+                        remedy="raise the limit before the job starts (`ulimit -n`), or write fewer files",
+                    ) from error
             _shrink_all(0)
-            value = _open_again(open_file)
         self._values[number] = value
         while len(self._values) > self._max_open:
             self._close_oldest()
@@ -89,26 +99,7 @@ def _is_too_many_open_files(error: BaseException | None) -> bool:
     )
 
 
-def _open_again(open_file: Callable[[], _Value]) -> _Value:
-    try:
-        return open_file()
-    except (OSError, SourceError) as error:
-        if not _is_too_many_open_files(error):
-            raise
-        raise SourceError(
-            "too many files are open",
-            expected="enough for the files that the rows of one batch are in",
-            found="the limit of the process, or of the machine, is reached",
-            where=getattr(error, "where", None),
-            remedy="raise the limit before the job starts (`ulimit -n`), or write the data to fewer files",
-        ) from error
-
-
 def open_file_limit() -> int:
     """Files that all caches together may keep open: a part of what the process may open."""
-    try:
-        import resource
-    except ImportError:  # not Unix
-        return sys.maxsize
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if limit == resource.RLIM_INFINITY else max(1, limit // _SHARE)
