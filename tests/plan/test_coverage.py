@@ -15,14 +15,15 @@ intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size
 
 @given(st.lists(intervals, min_size=1, max_size=4))
 def test_missing_and_repeated_positions_are_those_of_a_plain_count(ranks: list[list[tuple[int, int]]]) -> None:
-    together = Coverage()
     counts: Counter[int] = Counter()
+    runs = []
     for rank in ranks:
         coverage = Coverage()
         for start, length in sorted(rank):
             coverage.add(start, start + length)
             counts.update(range(start, start + length))
-        together |= coverage
+        runs.extend(coverage.runs)
+    together = Coverage(runs)
     assert len(together) == counts.total()
     missing = {p for low, high in together.missing(0, 80, most=99) for p in range(low, high)}
     assert missing == {p for p in range(80) if not counts[p]}

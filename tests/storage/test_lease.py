@@ -46,11 +46,12 @@ def wait_for(path: Path) -> None:
 
 def expires_after(lease: Lease, owner: LeaseOwner, seconds: float) -> bool:
     """Whether the lease of an owner is expired when it has made no heartbeat for that long."""
-    now = [0.0]
-    stalls = StallDetector(clock=lambda: now[0])
-    lease.is_expired(owner, stalls)
-    now[0] = seconds
-    return lease.is_expired(owner, stalls)
+    stalls = StallDetector()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease_module.time, "monotonic", lambda: 0.0)
+        lease.is_expired(owner, stalls)
+        patch.setattr(lease_module.time, "monotonic", lambda: seconds)
+        return lease.is_expired(owner, stalls)
 
 
 def names(folder: Path) -> list[str]:

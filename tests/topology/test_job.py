@@ -1,12 +1,29 @@
 """Identifiers of launches and jobs, from the variables of each launcher."""
 
+import os
+from collections.abc import Callable
+
 import pytest
 
-from rankfeed.topology.job import job_id, launch_id
+from rankfeed.topology import job
 
 AGENT = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RESTART_COUNT": "0"}
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 ADDRESS = {"MASTER_ADDR": "node1", "MASTER_PORT": "5000"}
+
+
+def job_id(environ: dict[str, str]) -> str:
+    return in_environ(environ, job.job_id)
+
+
+def launch_id(environ: dict[str, str]) -> str:
+    return in_environ(environ, job.launch_id)
+
+
+def in_environ(environ: dict[str, str], function: Callable[[], str]) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", environ)
+        return function()
 
 
 @pytest.mark.parametrize(

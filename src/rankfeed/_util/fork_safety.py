@@ -26,5 +26,4 @@ def _init_child() -> None:
         initialise(owner)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_init_child)
+os.register_at_fork(after_in_child=_init_child)

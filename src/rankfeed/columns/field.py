@@ -26,10 +26,6 @@ class Field:
             dimension), "bytes", "str", or "object" (any Python objects).
         dtype: numpy's name of the element type; empty for bytes, str and object.
         shape: of a row; for a ragged field, of an element along its first dimension.
-
-    Examples:
-        >>> Field("ragged", "float32", (64,)).row_bytes(elements=10)
-        2560
     """
 
     kind: Kind
@@ -70,12 +66,11 @@ class Field:
         ragged = dims[:1] == ["*"]
         return cls("ragged" if ragged else "dense", dtype.name, tuple(map(int, dims[ragged:])))
 
-    def row_bytes(self, elements: int = 1) -> int:
-        """Bytes of a row; of a ragged row with this many elements."""
-        if self.kind in ("dense", "ragged"):
-            size = int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
-            return size * (elements if self.kind == "ragged" else 1)
-        return elements
+    def row_bytes(self) -> int:
+        """Bytes of a row; if rows differ in length, of an element."""
+        if self.kind not in ("dense", "ragged"):
+            return 1
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
 
     def __str__(self) -> str:
         dims = [*(["*"] if self.kind == "ragged" else []), *map(str, self.shape)]

@@ -69,10 +69,6 @@ class Coverage:
         else:
             self.runs.append(run)
 
-    def __or__(self, other: Coverage) -> Coverage:
-        """Both multisets together."""
-        return Coverage([*self.runs, *other.runs])
-
     def __len__(self) -> int:
         """Positions, each as often as it was added."""
         return sum(run.length * run.count for run in self.runs)

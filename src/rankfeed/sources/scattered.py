@@ -10,7 +10,6 @@ from rankfeed.columns.pointers import Memory, Place, RowPointers
 from rankfeed.errors import CorruptError, MissingExtraError, RankfeedError, describe_error
 from rankfeed.sources.source import with_where
 
-Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
@@ -39,24 +38,9 @@ class ByteSlices(NamedTuple):
         return np.arange(len(self.starts)) if self.slots is None else self.slots
 
 
-def rows_at(data: Bytes, starts: Int64, size: int, item: int = 1, out: Bytes | None = None) -> Bytes:
-    """Runs of equal size as rows of bytes: uint8 [m, size].
-
-    ``item`` bytes, a divisor of ``size``, are copied at once if the alignment allows it; ``out`` is C-contiguous.
-    """
-    if out is None:
-        out = np.empty((len(starts), size), np.uint8)
-    if item > 1 and not (starts % item).any() and data.ctypes.data % item == 0:
-        index = (starts // item)[:, None] + np.arange(size // item)
-        words(data, item).take(index, out=out.view(f"u{item}"), mode="clip")
-    else:
-        data.take(starts[:, None] + np.arange(size), out=out, mode="clip")
-    return out
-
-
-def words(data: Bytes, item: int) -> Array:
-    """Bytes as unsigned integers of ``item`` bytes (1, 2, 4 or 8), without the remainder at the end."""
-    return data[: len(data) // item * item].view(f"<u{item}")
+def rows_at(data: Bytes, starts: Int64, size: int) -> Bytes:
+    """Runs of equal size as rows of bytes: uint8 [m, size]."""
+    return data.take(starts[:, None] + np.arange(size), mode="clip")
 
 
 def decode_each(part: ByteSlices, decode: Callable[[bytes], Any]) -> Iterator[Any]:

@@ -25,7 +25,6 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
@@ -100,14 +99,13 @@ class LeaseOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StallDetector:
     """For how long each of several counters has not changed, by this process's clock."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}
         self._changed: set[str] = set()
 
     def seconds(self, name: str, count: int) -> float:
         """Seconds since the counter changed, or since it was seen first."""
-        now = self._clock()
+        now = time.monotonic()
         last, since = self._seen.get(name, (None, now))
         if count != last:
             if last is not None:

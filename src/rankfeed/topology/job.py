@@ -2,7 +2,6 @@
 
 import os
 import socket
-from collections.abc import Mapping
 
 from rankfeed._util.process_info import process_start_time
 
@@ -20,9 +19,9 @@ _ANONYMOUS = ("TORCHELASTIC_RUN_ID", "PMI_RANK", "MV2_COMM_WORLD_RANK", "LOCAL_R
 ONE_HOST, PARENT = "on ", "parent "
 
 
-def launch_id(environ: Mapping[str, str] | None = None) -> str:
+def launch_id() -> str:
     """Identifies the launch of this process, if necessary by the launcher's process; empty without a launcher."""
-    environ = os.environ if environ is None else environ
+    environ = os.environ
     by_torchrun = "TORCHELASTIC_RUN_ID" in environ  # inside another launcher too; it restarts processes
     restart = environ.get("TORCHELASTIC_RESTART_COUNT")
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT", "")
@@ -47,10 +46,9 @@ def launch_id(environ: Mapping[str, str] | None = None) -> str:
     return ""
 
 
-def job_id(environ: Mapping[str, str] | None = None) -> str:
+def job_id() -> str:
     """Distinguishes the job of this process from others that run at the same time; empty if nothing does."""
-    environ = os.environ if environ is None else environ
-    launch = launch_id(environ)
+    environ, launch = os.environ, launch_id()
     if not launch.startswith(PARENT):
         return launch
     if environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"):

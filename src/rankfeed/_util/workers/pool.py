@@ -302,8 +302,7 @@ def _forget_servers() -> None:
     _servers, _servers_lock = {}, threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_servers)  # a forked child starts its own
+os.register_at_fork(after_in_child=_forget_servers)  # a forked child starts its own
 
 
 def _is_readable(descriptor: int, seconds: float) -> bool:

@@ -251,8 +251,7 @@ def _monitor_process(monitor: RankMonitor) -> None:
     global _previous_hook
     if _previous_hook is None:
         _previous_hook, sys.excepthook = sys.excepthook, _report_error
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_forget)
+        os.register_at_fork(after_in_child=_forget)
         atexit.register(_leave)
         if multiprocessing.parent_process() is not None:  # children of multiprocessing do not run atexit functions
             Finalize(None, _leave, exitpriority=0)

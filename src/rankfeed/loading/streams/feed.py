@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from rankfeed._util.threads import DaemonPool, run_ahead
 from rankfeed.columns.field import Field
@@ -338,20 +337,11 @@ class StreamSource(Source):
 
     fingerprint = ""
     as_dicts = False
+    _blocks = np.zeros(0, np.int64)
+    _fields: Mapping[str, Field] = {}
 
     def __init__(self, declared: Declared) -> None:
         self.declared = declared
-
-    @property
-    def blocks(self) -> npt.NDArray[np.int64]:
-        return np.zeros(0, np.int64)
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return {}
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> NoReturn:
-        raise NotImplementedError("samples of a stream come with their BatchSpec")
 
 
 def _describe_shards(shards: int) -> str:

@@ -16,7 +16,6 @@ from rankfeed.columns.pointers import Memory, Place, RowPointers
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.columns import shape_error
 from rankfeed.sources.arrow.types import ArrayShape, field_of, shaped_field, storage_type, tensor_axes
-from rankfeed.sources.scattered import words
 from rankfeed.sources.source import starts_of
 
 Bytes = npt.NDArray[np.uint8]
@@ -126,7 +125,7 @@ class PlainColumn:
         self._levels = []
         for level, ((_, width, length), (size, more)) in enumerate(zip(layout.offsets, units, strict=False)):
             top = np.maximum(0, buffers[:, level + 1, 1] // max(1, size) - more)
-            numbers = words(data, width).view(f"<i{width}")
+            numbers = data[: len(data) // width * width].view(f"<i{width}")
             self._levels.append(_Level(buffers[:, level, 0] // width, numbers, top, length))
 
     def pointers(self, batch: Int64, row: Int64, where: Place) -> RowPointers:

@@ -36,8 +36,7 @@ def _after_fork_in_child() -> None:
     _forked_from_lance = _forked_from_lance or "lance" in sys.modules
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class IsolatedTable:

@@ -6,7 +6,7 @@ A shard is memory-mapped and indexed once, so that a sample is found without rea
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,6 @@ class WebDatasetSource(Source):
     Errors are those of `rankfeed.open`; they name file and offset.
     """
 
-    default_shuffle: ClassVar[Literal["global", "window"]] = "global"
     files: DataFiles
     _batches_to_skip = 0
 
