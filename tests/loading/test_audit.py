@@ -159,6 +159,7 @@ def test_processes_that_each_take_themselves_for_the_only_rank_are_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
     loader = rf.Loader(rf.from_dataset([{"x": 1}] * 4), 2, topology=rf.Topology(), audit=True)
     with pytest.raises(rf.errors.AuditError, match="has world size 1"):

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import rankfeed as rf
+from rankfeed._util.process_info import private_bytes
 from rankfeed.columns.columns import ColumnBuffer
 from rankfeed.columns.field import Field
-from rankfeed.loading.stats import private_bytes
 from rankfeed.sources.chunked import ChunkedSource
 
 ENGINES = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "process"}]

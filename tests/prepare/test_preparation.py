@@ -21,8 +21,9 @@ import pytest
 from tests.support.prepared import build, control
 
 import rankfeed as rf
+from rankfeed._util.remote_traceback import RemoteTraceback
 from rankfeed.errors import ArgumentError, PrepareError
-from rankfeed.prepare.build import BuildAttempt, BuilderTraceback, raise_failure
+from rankfeed.prepare.build import BuildAttempt, raise_failure
 from rankfeed.prepare.inputs import key_with_inputs
 from rankfeed.prepare.marker import MARKER_NAME, changed_files
 from rankfeed.prepare.wait import WaitReporter
@@ -152,8 +153,8 @@ def test_a_build_that_fails_for_good_fails_everybody_with_its_error(path: Path) 
     assert built == Counter({"times": 1})
     assert len({str(error) for error in errors}) == 1
     causes = Counter(type(error.__cause__) for error in errors)
-    assert causes == Counter({KeyError: 1, BuilderTraceback: 5})
-    assert all("in fails" in str(e.__cause__) for e in errors if isinstance(e.__cause__, BuilderTraceback))
+    assert causes == Counter({KeyError: 1, RemoteTraceback: 5})
+    assert all("in fails" in str(e.__cause__) for e in errors if isinstance(e.__cause__, RemoteTraceback))
     assert not path.exists()
     assert not list(control(path).glob("build-*"))
     rf.prepare_once(path, build)  # another launch builds again, and nothing is left

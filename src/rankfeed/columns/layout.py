@@ -229,7 +229,7 @@ def _join_numbers(one: Leaf, other: Leaf, path: Path, loose: bool) -> Leaf:
     if one.how == other.how == "tensor":
         if (a.kind, a.shape) == (b.kind, b.shape):
             return Leaf(replace(a, dtype=dtype))
-        inner, its_inner = _element_shape(a), _element_shape(b)
+        inner, its_inner = element_shape(a), element_shape(b)
         if one == _EMPTY_LIST:
             inner = its_inner
         elif other == _EMPTY_LIST:
@@ -246,8 +246,8 @@ def _join_numbers(one: Leaf, other: Leaf, path: Path, loose: bool) -> Leaf:
 _EMPTY_LIST = Leaf(Field("ragged"))
 
 
-def _element_shape(field: Field) -> tuple[int, ...] | None:
-    """Shape of an element along the first dimension; None for scalars."""
+def element_shape(field: Field) -> tuple[int, ...] | None:
+    """Shape of an element along the first dimension; None if there is none."""
     if field.kind == "ragged":
         return field.shape
     return field.shape[1:] if field.shape else None

@@ -17,7 +17,7 @@ import msgspec
 
 from rankfeed.errors import RankfeedError, TopologyError
 from rankfeed.storage.commit import TEMPORARY, decodable, write_record
-from rankfeed.storage.lease import StallDetector
+from rankfeed.storage.lease import TICK_NS, StallDetector
 from rankfeed.storage.network_fs import refresh_path, stat_uncached
 from rankfeed.topology.agreement import ProcessReport, format_ranks, missing_ranks
 
@@ -27,8 +27,6 @@ _SETTLE = 1.0
 _LINGER = 10.0
 #: Seconds between refreshes of a network file system's caches.
 _REFRESH = 2.0
-#: The time of a file moves by 2 s in each round, the coarsest resolution of a file system.
-_TICK_NS = 2_000_000_000
 
 
 @decodable
@@ -82,7 +80,7 @@ class _Roster:
         settled, beat = 0.0, 0
         while True:
             beat += 1
-            os.utime(self.registration, ns=(beat * _TICK_NS, beat * _TICK_NS))
+            os.utime(self.registration, ns=(beat * TICK_NS, beat * TICK_NS))
             for reply in self._read("*.reply").values():
                 if self.token in reply.tokens:
                     return reply.reports

@@ -20,6 +20,7 @@ from rankfeed.integrations import _compat
 from rankfeed.loading import Loader
 from rankfeed.plan import Cursor
 from rankfeed.sources.extras import need
+from rankfeed.topology import process_group
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 #: Options that log_mean sets: the mean is exact with these values only.
@@ -205,9 +206,9 @@ def log_mean(
 
 def _compare_ranks(stage: str, batches: list[int | float]) -> None:
     """Compare the numbers of batches, one for each loader, with those of the other ranks."""
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if (group := process_group()) is None:
         return
-    ranks: list[list[int | float]] = [[]] * distributed.get_world_size()
+    ranks: list[list[int | float]] = [[]] * group[1]
     distributed.all_gather_object(ranks, batches)
     if any(each != ranks[0] for each in ranks):
         counts = [f"rank {rank}: {' and '.join(map(str, each))}" for rank, each in enumerate(ranks)]
@@ -215,7 +216,7 @@ def _compare_ranks(stage: str, batches: list[int | float]) -> None:
             f"the ranks would take different numbers of {stage} batches, and wait for each other forever",
             expected="the same number on every rank",
             found=listed(counts, most=16),
-            where=f"rank {distributed.get_rank()}",
+            where=f"rank {group[0]}",
             remedy="use a rankfeed.Loader, or give your DataLoader a rankfeed.DistributedSampler",
         )
 

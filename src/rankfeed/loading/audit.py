@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankfeed.errors import AuditError
-from rankfeed.loading.rank_group import TorchRankGroup, is_distributed, process_count
+from rankfeed.loading.rank_group import TorchRankGroup, process_count
 from rankfeed.plan import Coverage, Schedule
 from rankfeed.plan.plan import Int64
+from rankfeed.topology import process_group
 
 
 @dataclass(frozen=True)
@@ -159,10 +160,7 @@ def gather_audits(report: EpochAudit, *, launcher: str) -> EpochAudit | None:
                 remedy="leave topology out so that it is detected, or use Topology.from_mesh for parallel peers",
             )
         return report
-    if not is_distributed():
+    if process_group() is None:
         return None
     group = TorchRankGroup(f"rank {report.ranks[0]} of {report.world_size}")
-    reports = group.gather(report)
-    # Gloo's thread needs the GIL once more to release the tensors: a process that ends right here aborts.
-    group.barrier()
-    return EpochAudit.merge(reports)
+    return EpochAudit.merge(group.gather_last(report))

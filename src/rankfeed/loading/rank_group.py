@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from rankfeed.errors import StreamError, safe_str
+from rankfeed.topology import process_group
 
 #: For the job's process group a gloo group of the same processes: on the CPU for any backend of the job, and
 #: separate, so that our messages do not interleave with the job's. It is freed when the job destroys its own
@@ -36,9 +37,12 @@ class TorchRankGroup:
             dist.all_gather_object(values, value, group)
         return values
 
-    def barrier(self) -> None:
+    def gather_last(self, value: Any) -> list[Any]:
+        """The same before a process may end: gloo's thread needs the GIL once more to release the tensors."""
+        values = self.gather(value)
         with self._collective() as group:
             dist.barrier(group)
+        return values
 
     @contextmanager
     def _collective(self) -> Iterator[Any]:
@@ -57,11 +61,7 @@ class TorchRankGroup:
             ) from error
 
 
-def is_distributed() -> bool:
-    """Whether ``torch.distributed`` is initialised."""
-    return dist.is_available() and dist.is_initialized()
-
-
 def process_count() -> int:
     """Processes of ``torch.distributed``; 1 where it is not initialised."""
-    return dist.get_world_size() if is_distributed() else 1
+    group = process_group()
+    return 1 if group is None else group[1]

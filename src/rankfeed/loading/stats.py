@@ -1,11 +1,10 @@
 """Rates, waiting times and memory of a loader."""
 
-import os
 import time
 from operator import add
-from pathlib import Path
 
 from rankfeed._util.native import native_library
+from rankfeed._util.process_info import private_bytes
 from rankfeed.loading.batch_builder import BatchResult, StageSeconds
 from rankfeed.plan import Cursor
 
@@ -91,12 +90,3 @@ class LoaderStats:
             "native_copy": int(native_library() is not None),
             "private_bytes": private_bytes(),
         }
-
-
-def private_bytes() -> int:
-    """Resident memory of this process without file-backed and shared pages, in bytes; 0 where it is unknown."""
-    try:
-        _, resident, shared, *_ = Path("/proc/self/statm").read_bytes().split()
-    except (OSError, ValueError):
-        return 0
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from rankfeed._util.remote_traceback import RemoteTraceback
 from rankfeed.errors import PrepareError
 from rankfeed.prepare.marker import inspect_dir, refuse_foreign_files, write_marker
 from rankfeed.prepare.swap import BUILD_PREFIX, control_dir, discard, may_write, remove, remove_leftovers, swap_dir
@@ -20,13 +21,6 @@ from rankfeed.storage.lease import HeldLease
 from rankfeed.topology.job import ONE_HOST, is_same_job, job_id
 
 
-class BuilderTraceback(Exception):
-    """Traceback of the build in another process, as the cause of the error raised here."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
 def build_error(failure: Failure, cause: BaseException | None = None) -> PrepareError:
     """The error that every process raises, with the builder's traceback as its cause."""
     error = PrepareError(
@@ -34,7 +28,7 @@ def build_error(failure: Failure, cause: BaseException | None = None) -> Prepare
         where=f"{failure.path}, built by {failure.owner}",
         remedy="see the traceback of the build above; the next job builds again",
     )
-    error.__cause__ = BuilderTraceback(failure.traceback) if cause is None else cause
+    error.__cause__ = RemoteTraceback(failure.traceback) if cause is None else cause
     return error
 
 

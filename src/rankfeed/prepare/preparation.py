@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from rankfeed.prepare.build import Build, BuildAttempt, cannot_prepare, raise_fa
 from rankfeed.prepare.inputs import key_with_inputs
 from rankfeed.prepare.marker import DirState, inspect_dir, refuse_foreign_files
 from rankfeed.prepare.swap import check_target, control_dir, refuse_irreplaceable
-from rankfeed.prepare.wait import WaitReporter, building, refuse_reentry
+from rankfeed.prepare.wait import ThreadStack, WaitReporter, building, refuse_reentry
 from rankfeed.storage.failure import next_attempt
 from rankfeed.storage.lease import Lease, StallDetector
 from rankfeed.storage.network_fs import refresh_path
@@ -149,7 +148,7 @@ class Preparation:
 
     def __post_init__(self) -> None:
         self._control = control_dir(self.path)
-        self._entered = _Entered()
+        self._entered = ThreadStack()  # of (ExitStack, BuildAttempt | None)
 
     def __call__(self, build: Build) -> Callable[[], Path]:
         """The function without arguments, which prepares the directory and returns its path."""
@@ -166,11 +165,11 @@ class Preparation:
         with ExitStack() as stack:
             attempt = self._wait(stack, next_attempt(self.path))
             staging = None if attempt is None else attempt.begin()
-            self._entered.attempts.append((stack.pop_all(), attempt))
+            self._entered.items.append((stack.pop_all(), attempt))
         return staging
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        stack, attempt = self._entered.attempts.pop()
+        stack, attempt = self._entered.items.pop()
         with stack:
             if attempt is None:
                 return
@@ -258,10 +257,3 @@ class Preparation:
         if state is DirState.FOREIGN:
             refuse_foreign_files(self.path, state)
         return state is DirState.VALID
-
-
-class _Entered(threading.local):
-    """The builds that a thread has entered by ``with``, the innermost last."""
-
-    def __init__(self) -> None:
-        self.attempts: list[tuple[ExitStack, BuildAttempt | None]] = []

@@ -25,14 +25,15 @@ from rankfeed.topology import Topology
 _VARIABLE = "RANKFEED_BUILDING"
 
 
-class _Builds(threading.local):
-    """Lease tokens of the builds that a thread runs."""
+class ThreadStack(threading.local):
+    """A stack of values for each thread."""
 
     def __init__(self) -> None:
-        self.tokens: list[str] = []
+        self.items: list[Any] = []
 
 
-_builds = _Builds()
+#: Lease tokens of the builds that a thread runs.
+_builds = ThreadStack()
 
 
 @contextmanager
@@ -40,13 +41,13 @@ def building(token: str) -> Iterator[None]:
     """Mark the code of a ``with`` block, in this thread, as part of a build."""
     exported = threading.current_thread() is threading.main_thread()
     before = os.environ.get(_VARIABLE, "")
-    _builds.tokens.append(token)
+    _builds.items.append(token)
     if exported:
         os.environ[_VARIABLE] = f"{before} {token}".strip()
     try:
         yield
     finally:
-        _builds.tokens.remove(token)
+        _builds.items.remove(token)
         if exported and before:
             os.environ[_VARIABLE] = before
         elif exported:
@@ -55,7 +56,7 @@ def building(token: str) -> Iterator[None]:
 
 def refuse_reentry(owner: LeaseOwner, path: Path) -> None:
     """Raise PrepareError if waiting for this owner would be a deadlock."""
-    if owner.token in _builds.tokens:
+    if owner.token in _builds.items:
         who = "this thread"
     elif owner.token in os.environ.get(_VARIABLE, "").split() and owner.pid != os.getpid():
         who = "the process that started this one"

@@ -12,6 +12,7 @@ from rankfeed._util.validate import check_names, invalid
 from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, Columns, Dense, Objects, PointedColumn, Ragged, column_from_parts
 from rankfeed.columns.field import Field
+from rankfeed.columns.layout import element_shape
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
 from rankfeed.sources.source import Int64, Source, SourceView, check_columns, check_ids, empty_column, starts_of
 from rankfeed.storage.checksum import digest_of
@@ -166,7 +167,7 @@ def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | 
         # A ragged field accepts dense rows of several lengths, so it is the one to compare with.
         reference, field = next((each for each in owners if each[1].kind == "ragged"), owners[0])
         for source, other in owners:
-            is_accepted = other.dtype == field.dtype and _elements(other) == _elements(field) is not None
+            is_accepted = other.dtype == field.dtype and element_shape(other) == element_shape(field) is not None
             if other != field and not (field.kind == "ragged" and is_accepted):
                 raise SourceError(
                     f"column {name!r} is of different types",
@@ -180,13 +181,6 @@ def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | 
 
 def _type(field: Field) -> str:
     return f"{field.kind} {field}" if field.dtype else field.kind
-
-
-def _elements(field: Field) -> tuple[int, ...] | None:
-    """Shape of an element along the first dimension; None if there is none."""
-    if field.kind == "ragged":
-        return field.shape
-    return field.shape[1:] if field.kind == "dense" and field.shape else None
 
 
 def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 | None]]) -> Column:
@@ -206,7 +200,7 @@ def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64
         arrays = [np.asarray(row, dtype) for row in rows]
         if len(found) == 1 and field.kind == "dense":
             return Dense.of(np.stack(arrays))
-        elements = {_elements(each) for each in found}
+        elements = {element_shape(each) for each in found}
         if len(elements) == 1 and None not in elements:
             return Ragged.of(arrays)
     raise SourceError(

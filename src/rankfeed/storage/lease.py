@@ -47,7 +47,7 @@ _ATTEMPTS, _AFTER_RACE = 5, 0.01
 #: File descriptors kept for the release, should the process run out of them.
 _RESERVED_FDS = 8
 #: Heartbeats move the file's time by 2 s each, the coarsest resolution of a file system.
-_TICK_NS = 2_000_000_000
+TICK_NS = 2_000_000_000
 #: Tokens of the leases that this process holds or is about to create.
 _live_tokens: set[str] = set()
 
@@ -306,7 +306,7 @@ class HeldLease:
             if self._released.is_set():
                 return
             self._renewed = time.monotonic()
-            self._time += _TICK_NS
+            self._time += TICK_NS
             os.utime(self._descriptor, ns=(self._time, self._time))
             if self.owner.token + _SUCCESSOR in os.listdir(self._lease.directory):
                 (self._lease.directory / f"{self.owner.token}{_RETURNED}").touch()

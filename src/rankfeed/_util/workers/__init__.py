@@ -6,6 +6,6 @@ lambdas work. Linux only: it needs memfd and pidfd.
 """
 
 from rankfeed._util.workers.channel import Channel, PeerGoneError
-from rankfeed._util.workers.pool import Payload, RemoteTraceback, WorkerPool, is_supported
+from rankfeed._util.workers.pool import Payload, WorkerPool, is_supported
 
-__all__ = ["Channel", "Payload", "PeerGoneError", "RemoteTraceback", "WorkerPool", "is_supported"]
+__all__ = ["Channel", "Payload", "PeerGoneError", "WorkerPool", "is_supported"]

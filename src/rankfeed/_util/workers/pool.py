@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from rankfeed._util.pickling import dumps
+from rankfeed._util.remote_traceback import RemoteTraceback
 from rankfeed._util.workers.channel import Channel, PeerGoneError, poll_descriptors
 from rankfeed._util.workers.server import MESSAGE_BYTES
 from rankfeed.errors import WorkerError
@@ -42,13 +43,6 @@ def is_supported() -> bool:
     except OSError:
         return False
     return True
-
-
-class RemoteTraceback(Exception):
-    """The traceback of an error in a worker, as text; the cause of the error that is raised here."""
-
-    def __str__(self) -> str:
-        return "\n" + str(self.args[0])
 
 
 class Payload:

@@ -28,7 +28,7 @@ from rankfeed.diagnostics.multiset import (
     partition_ranges,
 )
 from rankfeed.errors import AuditError, RankfeedError, safe_str
-from rankfeed.topology import Topology
+from rankfeed.topology import Topology, process_group
 
 _T = TypeVar("_T")
 
@@ -283,10 +283,8 @@ class AuditProcesses:
     @classmethod
     def detect(cls) -> AuditProcesses:
         """Find them."""
-        from rankfeed.loading.rank_group import is_distributed
-
         here = Topology.detect()
-        if here.world_size > 1 and not is_distributed():
+        if here.world_size > 1 and process_group() is None:
             raise AuditError(
                 "an audit of several ranks needs a process group",
                 found=f"rank {here.rank} of {here.world_size}, as {here.launcher} says",
@@ -300,10 +298,7 @@ class AuditProcesses:
             return [value]
         from rankfeed.loading.rank_group import TorchRankGroup
 
-        group = TorchRankGroup(f"rank {self.rank} of {self.world_size}")
-        values = group.gather(value)
-        group.barrier()  # gloo's thread needs the GIL once more: no process may end right here
-        return values
+        return TorchRankGroup(f"rank {self.rank} of {self.world_size}").gather_last(value)
 
     def each(self, work: Callable[[], _T], summary: str) -> list[_T]:
         """Run a function in each process; if it fails in one, all of them raise."""

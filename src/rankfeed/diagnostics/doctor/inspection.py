@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 from xxhash import xxh3_64_hexdigest
 
+from rankfeed._util.process_info import private_bytes
 from rankfeed.diagnostics.doctor.records import Built, Moved, Sizes
 from rankfeed.diagnostics.samplers import attribute, draws_with_replacement, drops_remainder, samplers_of
 
@@ -120,25 +121,19 @@ class ImportMeter:
         self._import, builtins.__import__ = builtins.__import__, self._counted
 
     def bytes(self) -> int:
-        return own_bytes() - self._imported
+        return private_bytes() - self._imported
 
     def _counted(self, *arguments: Any, **named: Any) -> Any:
         if self._depth or arguments[0] in sys.modules or not arguments[0]:
             return self._import(*arguments, **named)
-        known, before = len(sys.modules), own_bytes()
+        known, before = len(sys.modules), private_bytes()
         self._depth += 1
         try:
             return self._import(*arguments, **named)
         finally:
             self._depth -= 1
             if len(sys.modules) > known:
-                self._imported += own_bytes() - before
-
-
-def own_bytes() -> int:
-    """Anonymous bytes of this process; private ones are 50 times slower to read, and no better to see growth."""
-    memory = psutil.Process().memory_info()
-    return int(memory.rss - memory.shared)
+                self._imported += private_bytes() - before
 
 
 def sizes(rank: int) -> Sizes:

@@ -1,6 +1,5 @@
 """Watch the ranks of a running job: a hang ends with an error that names the rank, the position and the cause."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from rankfeed._util.validate import check_bool, check_iterable, check_name, check_seconds
 from rankfeed.errors import ArgumentError
+from rankfeed.topology import process_group
 
 if TYPE_CHECKING:
     from rankfeed.diagnostics.lockstep.rank_monitor import RankMonitor
@@ -164,10 +164,10 @@ class Lockstep(Generic[_T]):
 
     def _watched(self) -> "RankMonitor | None":
         """The monitor of this rank, which is begun at the first call; None if there is no other rank."""
-        dist: Any = sys.modules.get("torch.distributed")
-        if self._begun or dist is None or not dist.is_available() or not dist.is_initialized():
+        group = None if self._begun else process_group()
+        if group is None:
             return self._monitor
-        if dist.get_world_size() > 1:
+        if group[1] > 1:
             from rankfeed.diagnostics.lockstep.rank_monitor import RankMonitor
 
             number, _created[self._name] = _created[self._name], _created[self._name] + 1

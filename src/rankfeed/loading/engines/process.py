@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankfeed._util.pickling import main_classes
+from rankfeed._util.remote_traceback import RemoteTraceback
 from rankfeed._util.threads import DaemonPool, run_ahead
-from rankfeed._util.workers import Channel, Payload, PeerGoneError, RemoteTraceback, WorkerPool, is_supported
+from rankfeed._util.workers import Channel, Payload, PeerGoneError, WorkerPool, is_supported
 from rankfeed.errors import ArgumentError, RankfeedError, StreamError, WorkerError, safe_str
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
 from rankfeed.loading.engines.messages import SerializedBatch, receive, serialize
