@@ -170,5 +170,4 @@ def _reader(dataset: Any, stack: ExitStack) -> Callable[..., Any]:
         beside = IsolatedTable(dataset.uri, dataset.version)
         stack.callback(beside.close)
         return beside.call
-    table = LanceTable(dataset.uri, dataset.version, dataset)
-    return lambda method, *arguments: getattr(table, method)(*arguments)
+    return LanceTable(dataset.uri, dataset.version, dataset).call

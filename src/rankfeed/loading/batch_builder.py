@@ -125,7 +125,7 @@ class BatchBuilder:
     allocate: Allocate = field(default_factory=lambda: BufferPool().allocate)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "allocate"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("allocate", "_lookup")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, allocate=BufferPool().allocate)

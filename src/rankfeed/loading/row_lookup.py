@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -109,9 +108,12 @@ class RowLookup:
         last = announced[-1][0] if announced else step
         end = min(len(schedule), last + _ANNOUNCED_STEPS * self._stride + 1)
         for later in range(last + self._stride, end, self._stride):
-            if ahead.nbytes >= _AHEAD_BYTES or not self._may_find(schedule, step, later):
-                return
             groups = self._groups
+            known = [group.steps for group in groups if group.schedule is schedule]
+            # A later step was looked up, or can be without losing the group of this one.
+            may_find = any(later in steps for steps in known) or (known and step in known[0])
+            if ahead.nbytes >= _AHEAD_BYTES or not may_find:
+                return
             try:
                 nbytes = self._find(schedule, range(later, later + 1))[1].advise()
             except Exception:  # which the step raises when it is its turn
@@ -122,11 +124,6 @@ class RowLookup:
                 return
             announced.append((later, nbytes))
             ahead.nbytes += nbytes
-
-    def _may_find(self, schedule: Schedule, step: int, later: int) -> bool:
-        """Whether a later step was looked up, or can be without losing the group of this one."""
-        groups = [group.steps for group in self._groups if group.schedule is schedule]
-        return any(later in steps for steps in groups) or (bool(groups) and step in groups[0])
 
     def _find(self, schedule: Schedule, steps: range) -> tuple[Int64, Columns, list[int]]:
         step = steps[0]
@@ -146,9 +143,6 @@ class RowLookup:
         most = min(_MAX_ROWS / len(ids), open_file_limit() / _GROUPS / max(1, rows.num_files))
         self._next_steps = max(1, int(len(found) * min(2.0, most)))
         return group.take(steps)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RowLookup, (self._source, self._columns, self._stride)
 
 
 def _major_faults() -> int:

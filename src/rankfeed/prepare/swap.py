@@ -38,11 +38,6 @@ def control_dir(path: Path) -> Path:
     return _beside(path, "prepare")
 
 
-def new_kept_dir(path: Path) -> Path:
-    """A new place for files that others wrote into the directory while it was replaced."""
-    return _beside(path, f"kept-{secrets.token_hex(4)}")
-
-
 def _beside(path: Path, suffix: str) -> Path:
     name = f".{path.name}.{suffix}"
     if len(os.fsencode(name)) > _MAX_NAME_BYTES:
@@ -59,16 +54,13 @@ _log = logging.getLogger("rankfeed")
 #: Prefixes of directories in the control directory: moved aside and to be looked at, and to be removed.
 _OLD, _GARBAGE = "old-", "garbage-"
 _TOKEN_BYTES = 8
+_LEFTOVER = re.compile(f"({_OLD}|{_GARBAGE})[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
 #: Errors of a directory that cannot be moved. EACCES need not be one: on SMB the target may be non-empty.
 _IMMOVABLE = (errno.EBUSY, errno.EXDEV, errno.EPERM)
 
 
 def _new(control: Path, prefix: str) -> Path:
     return control / f"{prefix}{secrets.token_hex(_TOKEN_BYTES)}"
-
-
-def _has_prefix(name: str, prefix: str) -> bool:
-    return re.fullmatch(f"{prefix}[0-9a-f]{{{2 * _TOKEN_BYTES}}}", name) is not None
 
 
 def refuse_irreplaceable(path: Path, state: DirState, control: Path) -> None:
@@ -126,9 +118,10 @@ def swap_dir(staging: Path, path: Path, control: Path) -> None:
 def remove_leftovers(control: Path, path: Path) -> None:
     """Remove what processes that were killed had moved aside."""
     for each in control.iterdir():
-        if _has_prefix(each.name, _OLD):
+        found = _LEFTOVER.fullmatch(each.name)
+        if found and found[1] == _OLD:
             _remove_old(each, path)
-        elif _has_prefix(each.name, _GARBAGE):
+        elif found:
             remove(each)
 
 
@@ -141,7 +134,7 @@ def _remove_old(old: Path, path: Path) -> None:
     if not names:
         discard(old)
         return
-    kept = new_kept_dir(path)
+    kept = _beside(path, f"kept-{secrets.token_hex(4)}")
     with suppress(OSError):  # another process did the same
         os.rename(old, kept)
         _log.warning("files were written into %s while it was replaced: kept %s in %s", path, listed(names), kept)

@@ -113,11 +113,6 @@ class ChunkedSource(Source):
             if not self._cache.prefetch((number, names), self._loader(number, names)):
                 break
 
-    def _chunk(self, number: int, names: tuple[str, ...], used: int) -> Chunk:
-        """A chunk, of which ``used`` rows are read now."""
-        (cached,) = self._cache.find([(number, names)], [used])
-        return cached or self._cache.get((number, names), self._loader(number, names))
-
     def _loader(self, number: int, names: tuple[str, ...]) -> Callable[[], Chunk]:
         return partial(self._load_chunk, number, names)
 

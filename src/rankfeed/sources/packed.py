@@ -41,25 +41,21 @@ class PackedSource(Source):
     def __init__(self, path: str | Path, *, columns: Sequence[str] | None = None) -> None:
         self.path = os.path.abspath(path)  # independent of later changes of the working directory
         manifest_file = DataFiles([os.path.join(self.path, MANIFEST_NAME)])
-        self._manifest = load_manifest(self.path)
-        names = check_columns(columns, self._manifest.fields)
-        fields = {name: self._manifest.fields[name] for name in names}
-        shards = self._manifest.shards
+        #: Counts, fields and checksums.
+        self.manifest = load_manifest(self.path)
+        names = check_columns(columns, self.manifest.fields)
+        fields = {name: self.manifest.fields[name] for name in names}
+        shards = self.manifest.shards
         self._starts = starts_of([shard.rows for shard in shards])
         paths = [os.path.join(self.path, shard.path) for shard in shards]
         for shard, shard_path in zip(shards, paths, strict=True):
             check_shard_size(shard_path, shard.bytes, MANIFEST_NAME, REMEDY)
-        self.files = DataFiles(paths, content=partial(_matches_checksum, self.path, self._manifest))
+        self.files = DataFiles(paths, content=partial(_matches_checksum, self.path, self.manifest))
         # The manifest is removed before a shard is replaced: these are its shards.
         manifest_file.check(0)
         blocks = np.concatenate([even_blocks(shard.rows, shard.block_rows) for shard in shards])
-        fingerprint = digest_of(self._manifest.fingerprint.encode(), self.files.fingerprint.encode())
+        fingerprint = digest_of(self.manifest.fingerprint.encode(), self.files.fingerprint.encode())
         self._init_samples(self.path, fields, blocks, fingerprint)
-
-    @property
-    def manifest(self) -> Manifest:
-        """Counts, fields and checksums."""
-        return self._manifest
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         """Pointers into the mapped shards."""
@@ -68,7 +64,7 @@ class PackedSource(Source):
         return columns_from_buffers(self._fields, names, groups, shards)
 
     def _read_shard(self, data: npt.NDArray[np.uint8], number: int) -> dict[str, ColumnBuffer]:
-        return read_shard(data, self._manifest.fields, self._manifest.shards[number].rows, self.files.path(number))
+        return read_shard(data, self.manifest.fields, self.manifest.shards[number].rows, self.files.path(number))
 
 
 def _matches_checksum(path: str, manifest: Manifest, number: int) -> bool:

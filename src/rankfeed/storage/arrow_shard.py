@@ -6,6 +6,7 @@ Two dtypes have no Arrow type that numpy can view: booleans are stored as uint8,
 floats.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
@@ -152,9 +153,8 @@ def _stored(data: npt.NDArray[np.uint8], buffers: list[Any], field: Field, rows:
 
 
 def _values(data: npt.NDArray[np.uint8], buffer: Any, field: Field, length: int, where: str) -> Array:
-    dtype = np.dtype(field.dtype)
-    per_row = int(np.prod(field.shape, dtype=object))
-    return _view(data, buffer, dtype, length * per_row, where).reshape(length, *field.shape)
+    count = length * math.prod(field.shape)
+    return _view(data, buffer, np.dtype(field.dtype), count, where).reshape(length, *field.shape)
 
 
 def _view(data: npt.NDArray[np.uint8], buffer: Any, dtype: np.dtype[Any], count: int, where: str) -> Array:

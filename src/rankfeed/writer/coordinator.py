@@ -188,14 +188,14 @@ class StagedWrite:
             return parts
         # Records of an earlier run are used if they are certain to be of the same rows, and of the same partition.
         name = self.stamp if request.origin else secrets.token_hex(16)
-        found = partition(request.job(name, self.staging))
-        name = digest_of(name.encode(), repr(found).encode())
+        tasks, batch = partition(request.job(name, self.staging))
+        name = digest_of(name.encode(), repr((tasks, batch)).encode())
         done: dict[int, list[Part]] = {}
-        for task, written in runner.run(request.job(name, self.staging, found.batch), found.tasks):
+        for task, written in runner.run(request.job(name, self.staging, batch), tasks):
             if task.number not in done:
                 advance(task.stop - task.start)
             done[task.number] = written
-        parts = [part for task in found.tasks for part in done[task.number]]
+        parts = [part for task in tasks for part in done[task.number]]
         rows = sum(part.shard.rows for part in parts)
         if request.sample_map is None and rows != len(given):
             raise WriteError(
@@ -298,9 +298,9 @@ def _shards_to_write(request: WriteRequest) -> Iterator[Chunk]:
     if not isinstance(request.given, Source):
         yield from _shards_of_iterable(request)
         return
-    found = partition(request.job("", Path()))
-    job = request.job("", Path(), found.batch)
-    for task in found.tasks:
+    tasks, batch = partition(request.job("", Path()))
+    job = request.job("", Path(), batch)
+    for task in tasks:
         yield from shards_of_task(job, task)
 
 

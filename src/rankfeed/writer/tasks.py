@@ -49,13 +49,6 @@ class WriteTask(NamedTuple):
         return f"task {self.number} (positions {self.start} to {self.stop - 1})"
 
 
-class Partition(NamedTuple):
-    """How a source is partitioned: its tasks, and the number of rows to read at once."""
-
-    tasks: list[WriteTask]
-    batch: int
-
-
 @dataclass(frozen=True)
 class WriteJob:
     """What a process needs to run a task."""
@@ -93,7 +86,7 @@ def convert_os_error(summary: str, where: object, remedy: str | None = None) -> 
         raise WriteError(summary, found=error, where=where, remedy=remedy) from error
 
 
-def partition(job: WriteJob) -> Partition:
+def partition(job: WriteJob) -> tuple[list[WriteTask], int]:
     """Tasks of about a shard each, and the rows to read at once, whatever the job's own ``batch`` is.
 
     The size of a row is estimated from evenly spaced rows (and what the map function returns for them), so that
@@ -102,7 +95,7 @@ def partition(job: WriteJob) -> Partition:
     """
     size = len(job.source)
     if not size:
-        return Partition([], 1)
+        return [], 1
     unit = 1 if job.sample_map is None else max(1, job.sample_map.batch)
     read_bytes, written_bytes = _row_bytes(job, unit)
     # If the function leaves out most samples, the work is in reading: several tasks are better than one.
@@ -118,7 +111,7 @@ def partition(job: WriteJob) -> Partition:
     bounds[1:-1] = bounds[1:-1] // unit * unit
     ranges = [(start, stop) for start, stop in pairwise(bounds.tolist()) if start < stop]
     tasks = [WriteTask(number, start, stop) for number, (start, stop) in enumerate(ranges)]
-    return Partition(tasks, max(1, -(-batch // unit)) * unit)
+    return tasks, max(1, -(-batch // unit)) * unit
 
 
 def _row_bytes(job: WriteJob, unit: int) -> tuple[int, int]:

@@ -127,7 +127,11 @@ def write(
         )
     sample_map = None if map is None else SampleMap(map, map_batch, seed)
     plan = _plan(given, order, seed)
-    request = WriteRequest(given, _check_dest(dest), shard_bytes, progress, resume, sample_map, plan, append, key)
+    path = check_path("dest", dest)
+    if "://" in path:
+        raise invalid("dest", "a directory of a mounted file system; object stores are not supported yet", dest)
+    target = Path(os.path.abspath(path))  # other processes need not have the same working directory
+    request = WriteRequest(given, target, shard_bytes, progress, resume, sample_map, plan, append, key)
     if (append or runner == "ranks") and not request.origin:
         raise ArgumentError(
             f"{'append=True' if append else f'runner={runner!r}'} needs a key for this input",
@@ -152,13 +156,6 @@ def write(
             )
         return write_on_ranks(request, stall_timeout)
     return coordinate(request, LocalRunner(workers))
-
-
-def _check_dest(dest: Any) -> Path:
-    text = check_path("dest", dest)
-    if "://" in text:
-        raise invalid("dest", "a directory of a mounted file system; object stores are not supported yet", dest)
-    return Path(os.path.abspath(text))  # other processes need not have the same working directory
 
 
 def _plan(given: Any, order: str, seed: int) -> Plan | None:

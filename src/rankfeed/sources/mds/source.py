@@ -122,7 +122,8 @@ class MdsSource(ChunkedSource):
 
     def _content(self, number: int, used: int) -> ColumnBuffer:
         if self._shards[number].compression is not None:
-            return self._chunk(number, (), used)[""]
+            (cached,) = self._cache.find([(number, ())], [used])
+            return (cached or self._cache.get((number, ()), self._loader(number, ())))[""]
         return self.files.get(number, self._read_stored)
 
     def _read_stored(self, data: Bytes, number: int) -> ColumnBuffer:
