@@ -23,6 +23,7 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 
@@ -61,14 +62,9 @@ class RankfeedError(Exception):
     def __reduce__(self) -> tuple[Callable[..., RankfeedError], tuple[Any, ...]]:
         # Workers and other ranks send errors by pickle. A fact that cannot be pickled (an exception, a handle)
         # must not prevent that, so facts become text.
-        facts = (self.expected, self.found, self.where, self.remedy)
-        return _rebuild, (type(self), self.summary, *(None if fact is None else safe_str(fact) for fact in facts))
-
-
-def _rebuild(
-    kind: type[RankfeedError], summary: str, expected: Any, found: Any, where: Any, remedy: Any
-) -> RankfeedError:
-    return kind(summary, expected=expected, found=found, where=where, remedy=remedy)
+        facts = {"expected": self.expected, "found": self.found, "where": self.where, "remedy": self.remedy}
+        texts: Any = {name: safe_str(value) for name, value in facts.items() if value is not None}
+        return partial(type(self), self.summary, **texts), ()
 
 
 def printable(text: str | bytes) -> str:

@@ -200,11 +200,8 @@ def _flushed(staging: Path, path: Path) -> FileEntry:
             found=stat.filemode(found.st_mode),
             where=name,
         )
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
     return FileEntry(name, found.st_size, _digest(path, found.st_size))
 
 

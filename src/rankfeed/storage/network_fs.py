@@ -21,11 +21,8 @@ def is_gone(error: OSError) -> bool:
 
 def stat_uncached(path: str | os.PathLike[str]) -> os.stat_result:
     """Size and times of a file: opening it invalidates its cached attributes. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        return os.fstat(handle)
-    finally:
-        os.close(handle)
+    with open(path, "rb", buffering=0) as file:
+        return os.fstat(file.fileno())
 
 
 def refresh_path(path: str | os.PathLike[str]) -> None:
