@@ -58,6 +58,10 @@ def test_the_checksum_is_of_the_whole_file(tmp_path: Path) -> None:
     assert file_digest(path) != digest_of(content)
 
 
+def test_a_digest_of_several_pieces_includes_their_boundaries() -> None:
+    assert digest_of(b"ab", b"c") != digest_of(b"a", b"bc")
+
+
 def test_a_directory_is_created_although_others_remove_its_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,3 +54,9 @@ def test_a_job_is_its_launch_or_the_address_of_its_rank_0() -> None:
     assert job_id(STEP) == launch_id(STEP)
     assert job_id({"PMI_RANK": "0", **ADDRESS}) == "node1:5000"
     assert job_id({}) == ""
+
+
+def test_parents_on_several_hosts_do_not_distinguish_jobs() -> None:
+    assert [job.is_same_job("a:1", other) for other in ("a:1", "a:2", "")] == [True, False, None]
+    assert job.is_same_job("on host1 parent 5", "on host2 parent 5") is None
+    assert job.is_same_job("on host1 parent 5", "on host1 parent 6") is False

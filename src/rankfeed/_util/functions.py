@@ -11,18 +11,7 @@ from typing import Any
 
 
 def import_function(name: str) -> Callable[..., Any]:
-    """The function ``module:function``, or ``file.py:function``, imported from the folder as a script is.
-
-    Raises:
-        ImportError: there is no such module.
-        FileNotFoundError: there is no such file.
-        AttributeError: the module has no such function.
-        TypeError, ValueError: it is no function, or ``name`` has another form.
-
-    Examples:
-        >>> import_function("json:JSONDecoder.decode").__name__
-        'decode'
-    """
+    """The function ``module:function``, or ``file.py:function``, imported from the folder as a script is."""
     module, _, attribute = name.rpartition(":")
     if not (module and attribute):
         raise ValueError(f"expected module:function or file.py:function, found {name!r}")

@@ -17,15 +17,7 @@ _SHARE = 4
 
 
 class HandleCache(Generic[_Value]):
-    """Open files by number, least recently used first, at most ``max_open``. Thread- and fork-safe; pickles empty.
-
-    Examples:
-        >>> cache = HandleCache(max_open=2)
-        >>> [cache.get(number, lambda number=number: [number]) for number in (1, 2, 1, 3)]
-        [[1], [2], [1], [3]]
-        >>> len(cache)
-        2
-    """
+    """At most ``max_open`` open files by number, oldest use first. Thread- and fork-safe; pickles empty."""
 
     # No lock, which a fork could leave locked: two threads that open the same file do no harm. A plain dict in the
     # order of use, each of whose operations is atomic; an OrderedDict breaks if several threads change it.
@@ -39,11 +31,7 @@ class HandleCache(Generic[_Value]):
         return len(self._values)
 
     def get(self, number: int, open_file: Callable[[], _Value]) -> _Value:
-        """The open file of a number, opened if necessary; others are closed to stay within the limits.
-
-        Raises:
-            SourceError: the files in use are all that the process may open.
-        """
+        """The open file of a number, opened if necessary; others are closed to stay within the limits."""
         try:
             value = self._values[number] = self._values.pop(number)
             return value

@@ -10,13 +10,8 @@ from typing import Any
 class MappedMemory:
     """Some bytes of a file or memfd in memory: ``np.asarray`` of it is an array of uint8 that keeps them mapped.
 
-    (An `mmap.mmap` duplicates its descriptor, and does not tell the number.)
-
-    Args:
-        descriptor: stays open, and is the caller's to close.
-        size: bytes, at least 1.
-        offset: a multiple of the page size.
-        writable: whether the array can be written, which writes the file.
+    (An `mmap.mmap` duplicates its descriptor, and does not tell the number.) The descriptor stays open; the offset
+    is a multiple of the page size.
     """
 
     _address = 0

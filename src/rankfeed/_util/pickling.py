@@ -43,12 +43,6 @@ def dumps(value: Any, by_name: Collection[str] = ()) -> tuple[bytes, list[memory
 
     Classes of ``__main__`` go ``by_name`` where the receiver has defined them: by value, the attributes of the
     receiver's own class would be replaced.
-
-    Examples:
-        >>> import numpy as np
-        >>> content, buffers = dumps(lambda: np.zeros(1000))
-        >>> pickle.loads(content, buffers=buffers)().shape
-        (1000,)
     """
     main = sys.modules.get("__mp_main__")  # __main__ of a process that multiprocessing spawned
     if main is not None:

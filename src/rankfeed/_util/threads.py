@@ -25,12 +25,6 @@ class DaemonPool:
 
     The interpreter joins the threads of a ``ThreadPoolExecutor`` when it exits, so that one hanging task keeps the
     process alive after its error. These threads are stopped at exit, which waits for at most a second.
-
-    Examples:
-        >>> pool = DaemonPool(2, "example")
-        >>> pool.submit(sum, [1, 2]).result()
-        3
-        >>> pool.close()
     """
 
     def __init__(self, threads: int, name: str) -> None:
@@ -74,14 +68,7 @@ class DaemonPool:
 def run_ahead(
     arguments: Iterable[_Argument], submit: Callable[[_Argument], Future[_Result]], depth: int
 ) -> Iterator[_Result]:
-    """Results in the order of the arguments, ``depth`` of them submitted before they are asked for.
-
-    Examples:
-        >>> pool = DaemonPool(2, "example")
-        >>> list(run_ahead([[1], [2, 3]], lambda numbers: pool.submit(sum, numbers), depth=4))
-        [1, 5]
-        >>> pool.close()
-    """
+    """Results in the order of the arguments, ``depth`` of them submitted before they are asked for."""
     pending: deque[Future[_Result]] = deque()
     for argument in arguments:
         pending.append(submit(argument))

@@ -106,16 +106,7 @@ def check_seconds(name: str, value: object, *, at_least: float | None = None, ab
 
 
 def check_choice(name: str, value: object, choices: Sequence[_T]) -> _T:
-    """The one of ``choices`` that equals the value and has its type.
-
-    Examples:
-        >>> check_choice("shuffle", 1, (False, True, "global"))
-        Traceback (most recent call last):
-            ...
-        rankfeed.errors.ArgumentError: invalid shuffle
-          expected: False | True | 'global'
-          found: 1
-    """
+    """The one of ``choices`` that equals the value and has its type."""
     plain = bool(value) if isinstance(value, np.bool_) else value
     for choice in choices:
         if isinstance(plain, type(choice)) and plain == choice:

@@ -307,9 +307,6 @@ class PendingCopies:
     """Copies that are made by threads of the native library, without the GIL: those begun in `begin_copies`.
 
     What they read and write is kept until they are made.
-
-    Args:
-        threads: how many.
     """
 
     def __init__(self, threads: int) -> None:

@@ -37,17 +37,6 @@ class SharedEpoch:
 
     Where torch's seed is set to the same number before each epoch, new workers cannot distinguish an iteration
     from the last one: there `set` is needed.
-
-    Examples:
-        >>> epochs = SharedEpoch()
-        >>> epochs.begin(rank=0).epoch, epochs.begin(rank=0).epoch, epochs.begin(rank=1).epoch
-        (0, 1, 0)
-        >>> epochs.set(Cursor(epoch=5))
-        >>> epochs.begin(rank=0).epoch, epochs.next(rank=0).epoch
-        (5, 6)
-        >>> epochs.set(Cursor(epoch=7), every=True)
-        >>> epochs.begin(rank=0).epoch, epochs.begin(rank=0).epoch
-        (7, 7)
     """
 
     def __init__(self) -> None:

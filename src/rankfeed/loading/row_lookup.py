@@ -61,13 +61,7 @@ class _Group:
 
 
 class RowLookup:
-    """The rows of each step of a schedule.
-
-    Args:
-        source: its ``reads_in_place`` is True.
-        columns: names of the columns to read; None for all.
-        stride: the steps ``step``, ``step + stride``, ... are built by this process.
-    """
+    """The rows of a schedule's steps ``step``, ``step + stride``, ..., of a source that reads in place."""
 
     def __init__(self, source: Source, columns: Sequence[str] | None, stride: int) -> None:
         self._source, self._columns, self._stride = source, columns, stride

@@ -23,17 +23,7 @@ from rankfeed.storage.truncation import check_shard_size
 
 
 class PackedSource(Source):
-    """A dataset that `rankfeed.write` wrote.
-
-    Raises:
-        SourceError, CorruptError, UnsafeError: there is no manifest, or it is invalid.
-
-    Examples:
-        >>> import tempfile, rankfeed as rf
-        >>> source = rf.write([{"x": 1}, {"x": 2}], tempfile.mkdtemp() + "/packed", progress=False)
-        >>> len(source), int(source[1]["x"])
-        (2, 2)
-    """
+    """A dataset that `rankfeed.write` wrote."""
 
     reads_in_place = True
     files: DataFiles

@@ -52,12 +52,7 @@ class Declared:
 
 
 def probe_ids(size: int, count: int = PROBES) -> Int64:
-    """Evenly spaced sample ids, beginning with 0: the same on every rank and after every resume.
-
-    Examples:
-        >>> probe_ids(1001).tolist(), probe_ids(3).tolist()
-        ([0, 125, 250, 375, 500, 625, 750, 875], [0, 1, 2])
-    """
+    """Evenly spaced sample ids, beginning with 0: the same on every rank and after every resume."""
     return np.arange(size) if size <= count else np.arange(count) * (size - 1) // count
 
 
@@ -247,15 +242,11 @@ class Source:
 
 
 class SourceView(Source):
-    """Samples of other sources, whose properties are combined here.
-
-    Attributes:
-        sources: at least one.
-        splits: how often the samples were split at random; the next split uses another hash.
-    """
+    """Samples of other sources, whose properties are combined here."""
 
     def __init__(self, *sources: Source, splits: int = 0) -> None:
         self.sources = sources
+        #: How often the samples were split at random; the next split uses another hash.
         self.splits: int = max([splits, *(source.splits for source in sources if isinstance(source, SourceView))])
         self.best_window = min((each.best_window for each in sources if each.best_window), default=None)
         self.prefetch_distance = max(source.prefetch_distance for source in sources)
@@ -348,14 +339,7 @@ class SelectSource(SourceView):
         return digest_of(b"select", self.source.fingerprint.encode(), self.indices.digest.encode())
 
     def origin_ids(self, sample_ids: npt.ArrayLike) -> Int64:
-        """Ids of the given samples in the source.
-
-        Args:
-            sample_ids: integers in [0, len(self)).
-
-        Raises:
-            SourceError: no such sample.
-        """
+        """Ids of the given samples in the source."""
         return self.indices.ids(check_ids(sample_ids, len(self)))
 
     def name_of(self, sample_id: int) -> str:

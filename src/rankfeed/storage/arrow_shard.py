@@ -27,12 +27,7 @@ REMEDY = "fetch the shard again, or write the dataset again; `rankfeed verify` l
 
 
 def arrow_schema(fields: Mapping[str, Field]) -> Any:
-    """The `pyarrow.Schema` of shards with these fields.
-
-    Examples:
-        >>> arrow_schema({"x": Field("ragged", "float32", (2,))}).field("x").type
-        LargeListType(large_list<item: fixed_size_list<item: float not null>[2] not null>)
-    """
+    """The `pyarrow.Schema` of shards with these fields."""
     import pyarrow as pa
 
     return pa.schema(

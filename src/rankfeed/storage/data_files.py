@@ -51,11 +51,9 @@ _REMEDY = "start the job again; write new data to another folder while a job rea
 class DataFiles:
     """The files that a source reads. Pickles what the job first saw: about 24 bytes and the name of each file.
 
-    Args:
-        paths: absolute paths, in an order that is the same for the same data.
-        names: names for the fingerprint; None for the paths relative to their common folder.
-        content: for formats with checksums: whether a file has its expected content. Used for files whose content
-            is not sampled.
+    The absolute paths have the same order for the same data. The fingerprint has the ``names``, by default the
+    paths relative to their common folder. For formats with checksums, ``content`` says of a file that is not
+    sampled whether it has its expected content.
     """
 
     _PICKLED = ("_root", "_names", "_names_digest", "_host", "_seen", "_samples", "fingerprint", "content")

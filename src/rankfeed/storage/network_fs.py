@@ -10,12 +10,7 @@ from contextlib import suppress
 
 
 def is_gone(error: OSError) -> bool:
-    """Whether an error means that a file or directory no longer exists (ESTALE: another host removed it).
-
-    Examples:
-        >>> is_gone(FileNotFoundError()), is_gone(OSError(errno.ESTALE, "")), is_gone(PermissionError())
-        (True, True, False)
-    """
+    """Whether an error means that a file or directory no longer exists (ESTALE: another host removed it)."""
     return isinstance(error, (FileNotFoundError, NotADirectoryError)) or error.errno == errno.ESTALE
 
 

@@ -57,14 +57,7 @@ def job_id() -> str:
 
 
 def is_same_job(one: str, other: str) -> bool | None:
-    """Whether two job ids are of one job; None if they do not say.
-
-    Examples:
-        >>> is_same_job("a:1", "a:1"), is_same_job("a:1", "a:2"), is_same_job("a:1", "")
-        (True, False, None)
-        >>> is_same_job("on host1 parent 5", "on host2 parent 5") is None  # a parent process on each host
-        True
-    """
+    """Whether two job ids are of one job; None if they do not say."""
     if not one or not other:
         return None
     hosts = [job.split(" ")[1] if job.startswith(ONE_HOST) else "" for job in (one, other)]

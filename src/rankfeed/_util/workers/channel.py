@@ -16,10 +16,7 @@ class Channel:
     """A socket whose reads and writes raise PeerGoneError when the peer process ends.
 
     The end of a process is seen by its pidfd, not by the end of the stream: a child of the peer may have inherited
-    the socket and keep it open.
-
-    Attributes:
-        memory: descriptor of a memfd that both processes may map; -1 for none.
+    the socket and keep it open. ``memory`` is a memfd that both processes may map; -1 for none.
     """
 
     def __init__(self, connected: socket.socket, peer: int, memory: int = -1) -> None:

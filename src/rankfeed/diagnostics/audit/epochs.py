@@ -18,17 +18,11 @@ INTERVALS = 256
 
 @dataclass(frozen=True)
 class LoaderTraits:
-    """What a loader declares about itself.
+    """What a loader declares about itself."""
 
-    Attributes:
-        workers: of a torch ``DataLoader``.
-        drops: whether it leaves out the remainder of an epoch (``drop_last``, ``tail="drop"``).
-        replaces: whether its sampler draws with replacement.
-    """
-
-    workers: Count = 0
-    drops: bool = False
-    replaces: bool = False
+    workers: Count = 0  # of a torch DataLoader
+    drops: bool = False  # whether it leaves out the remainder of an epoch
+    replaces: bool = False  # whether its sampler draws with replacement
 
 
 @dataclass(frozen=True)

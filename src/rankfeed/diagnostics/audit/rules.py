@@ -22,20 +22,12 @@ _ENOUGH, _DIFFERENT = 8, 0.9
 
 @dataclass(frozen=True)
 class AuditFacts:
-    """What is known of an audit besides the figures of its epochs.
+    """What is known of an audit besides the figures of its epochs."""
 
-    Attributes:
-        keys: what samples are identified by.
-        expectation: where the expected samples are known from; None: they are not.
-        expected: their number.
-        cut: whether an epoch was ended before its end.
-        traits: of the loader.
-    """
-
-    keys: KeyKind
-    expectation: Expectation | None = None
-    expected: int | None = None
-    cut: bool = False
+    keys: KeyKind  # what samples are identified by
+    expectation: Expectation | None = None  # where the expected samples are known from; None: they are not
+    expected: int | None = None  # their number
+    cut: bool = False  # whether an epoch was ended before its end
     traits: LoaderTraits = field(default_factory=LoaderTraits)
 
     @property

@@ -37,16 +37,10 @@ _TOGETHER, _PIECE_SAMPLES, _PIECES = 256, 4096, 1 << 16
 
 @dataclass(frozen=True)
 class Damage:
-    """One thing that is wrong with data.
-
-    Attributes:
-        what: in a few words.
-        where: file, and offset, row or sample in it.
-        expected, found: what should be there, and what is.
-    """
+    """One thing that is wrong with data."""
 
     what: str
-    where: str
+    where: str  # file, and offset, row or sample in it
     expected: str = ""
     found: str = ""
 

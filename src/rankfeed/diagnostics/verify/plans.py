@@ -27,25 +27,15 @@ _COUNT_RUN = (
 
 @dataclass(frozen=True)
 class PlanVerdict(Judged):
-    """What the ranks would be given in an epoch.
+    """What the ranks would be given in an epoch."""
 
-    Attributes:
-        counted: True if every delivery was counted; False if steps and positions were sampled.
-        deliveries: samples that were counted, without padding.
-        steps: the least and the most that a rank takes.
-        missing: samples that are not delivered, without those that ``tail="drop"`` leaves out.
-        repeated: deliveries of samples that were delivered before.
-        left_out: samples that ``tail="drop"`` leaves out.
-        uneven: the largest difference between the batch sizes of two ranks in one step.
-    """
-
-    counted: bool
-    deliveries: int
-    steps: tuple[int, int]
-    missing: int
-    repeated: int
-    left_out: int
-    uneven: int
+    counted: bool  # False if steps and positions were sampled
+    deliveries: int  # samples that were counted, without padding
+    steps: tuple[int, int]  # the least and the most that a rank takes
+    missing: int  # samples that are not delivered, without those left out
+    repeated: int  # deliveries of samples that were delivered before
+    left_out: int  # samples that tail="drop" leaves out
+    uneven: int  # the largest difference between the batch sizes of two ranks in one step
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -91,26 +81,9 @@ def verify_plan(
     count: bool = True,
     progress: Callable[[float], None] = lambda share: None,
 ) -> PlanVerdict:
-    """Check what all ranks would be given in an epoch.
+    """Check what all ranks would be given in an epoch from sample ``start`` on.
 
-    Args:
-        plan: the order.
-        ranks: world size.
-        batch_size: rows of a rank's batch.
-        epoch: which epoch.
-        start: samples consumed already.
-        tail: how the epoch ends.
-        count: count every delivery if the plan is small enough; otherwise only sample.
-        progress: called with the share that is done.
-
-    Raises:
-        PlanError: there is no such schedule.
-
-    Examples:
-        >>> from rankfeed.plan import Plan
-        >>> verdict = verify_plan(Plan(100), ranks=3, batch_size=8)
-        >>> verdict.sound, verdict.steps
-        (True, (5, 5))
+    With ``count``, every delivery of a small plan is counted; otherwise steps and positions are sampled.
     """
     topologies = (Topology(rank=rank, world_size=ranks) for rank in range(ranks))
     schedules = [

@@ -23,11 +23,6 @@ class ArrowTableSource(ChunkedSource):
 
     It is pickled as a whole to worker processes; ``name`` is for errors. The options are those of `ArrowSource`;
     columns that are views of the table take no bytes of the cache.
-
-    Examples:
-        >>> import pyarrow as pa
-        >>> ArrowTableSource(pa.table({"x": [[1], [2, 3]]}))[1]["x"]
-        array([2, 3])
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"

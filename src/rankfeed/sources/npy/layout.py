@@ -33,22 +33,9 @@ def open_numpy(
 ) -> Source:
     """Open `.npy` or `.npz` files.
 
-    Args:
-        where: a file, a directory, a pattern, or a list of files.
-        columns: names of the columns to offer; None for all.
-        allow_pickle: whether arrays of objects may be read, which runs code that they contain.
-        layout: "rows": each row of each file is a sample, and the files follow each other. "samples": each file is
-            a sample. "columns": row i of all files is sample i, and each file is a column with its name. None:
-            "rows" for a single file; for several the layout that their shapes and dtypes allow, and an error if
-            they allow two.
-        labels: "folder" adds the column "label", int64: the number of the subdirectory that contains the file of a
-            sample, in sorted order. A list of the names of the subdirectories defines their order.
-        name_column: name of a column to add, str: the path of the file of a sample, relative to the common
-            directory.
-
-    Raises:
-        ArgumentError: files that can be read in two ways, without ``layout``; or labels for another layout.
-        SourceError, CorruptError, UnsafeError: see `rankfeed.open`.
+    With the layout "rows", each row of each file is a sample; with "samples", each file; with "columns", row i of
+    all files is sample i. Without one, a single file has rows; of several files, shapes and dtypes decide, and if
+    they allow two layouts it is an error.
     """
     check_optional(check_choice, "layout", layout, choices=get_args(Layout))
     check_optional(check_name, "name_column", name_column)

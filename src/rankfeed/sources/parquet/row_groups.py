@@ -47,13 +47,9 @@ class RowGroupPart:
 def cut_row_groups(
     files: Sequence[tuple[Sequence[int], Sequence[int]]], most_bytes: int, factor: int, path: Callable[[int], str]
 ) -> list[RowGroupPart]:
-    """The parts of all files.
+    """The parts of all files, given the rows and approximate decoded bytes of the row groups of each.
 
-    Args:
-        files: of each file, the rows and the approximate decoded bytes of its row groups.
-        most_bytes: of a part, approximately.
-        factor: parts have fewer rows by this factor; 0: small row groups are combined as well.
-        path: of a file by number, for errors.
+    Parts have at most about ``most_bytes``, and fewer rows by a ``factor``; with 0, small row groups are combined.
     """
     parts: list[RowGroupPart] = []
     for file, (group_rows, sizes) in enumerate(files):

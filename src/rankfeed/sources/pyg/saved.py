@@ -26,17 +26,7 @@ _SAFE_SINCE = (2, 6)
 
 
 class PyGFileSource(PyGSource):
-    """Graphs in a file that ``InMemoryDataset.save`` wrote; pickles as its path.
-
-    Args:
-        where: the folder of the dataset, its ``processed`` folder, or a file in it (``data.pt``).
-        columns: must be None.
-        allow_pickle: whether the file may have classes and functions that torch does not consider harmless.
-        follow_batch: attributes for which a batch gets ``<name>_batch`` and ``<name>_ptr``.
-        exclude_keys: attributes that batches leave out.
-
-    Errors are those of `rankfeed.open`.
-    """
+    """Graphs in a file that ``InMemoryDataset.save`` wrote; pickles as its path. Options as of `PyGSource`."""
 
     def __init__(
         self,
