@@ -21,7 +21,6 @@ import torch
 from tests.faults.test_prepared_once import command_of, launched
 from tests.integrations.jobs.pyg_prepare import KINDS, RAW, InMemory, right
 from tests.support.launchers import need
-from tests.support.seeds import fresh_seed
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform, Compose
 
@@ -325,12 +324,6 @@ def check(figures: dict[str, Counter[str]], count: int) -> None:
         print(f"\n{name}: {dict(each)}")
         assert each["ranks right"] == count * RANKS
         assert each["downloads"] == (0 if "present" in name else count)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_four_mpi_ranks_get_right_data_whoever_was_killed(tmp_path: Path) -> None:
-    check(rounds(1, tmp_path, fresh_seed(), every=6), 1)
 
 
 @pytest.mark.soak

@@ -48,8 +48,9 @@ ALL = [f"{framework}:{way}" for framework in FRAMEWORKS for way in WAYS]
 NO_GROUP = ["loader", "batch_sampler", "sampler", "stateful", "pyg", "pyg_seeds", "webdataset"]
 #: Without a soak MPICH is the launcher of the test with kills alone, and Open MPI of those of prepare_once.
 EACH_LAUNCHER = [
+    # Of each framework, tests/integrations has a case under torchrun.
     pytest.param("torchrun", "torch", id="torchrun, torch alone", marks=pytest.mark.soak),
-    pytest.param("torchrun", "libraries", id="torchrun, libraries"),
+    pytest.param("torchrun", "libraries", id="torchrun, libraries", marks=pytest.mark.soak),
     pytest.param("srun", "few", id="srun", marks=pytest.mark.slow),
     *(pytest.param(each, "few", id=each, marks=pytest.mark.soak) for each in ("openmpi", "mpich")),
 ]

@@ -1,4 +1,4 @@
-"""Processes of this host and their CPUs, from the kernel; other systems give the documented fallback."""
+"""Processes of this host, their CPUs and memory, from the kernel; other systems give the documented fallback."""
 
 import os
 import time

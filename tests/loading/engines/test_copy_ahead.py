@@ -92,6 +92,7 @@ def test_the_next_batches_are_copied_while_one_is_used(
     assert len(Counter(map(id, begun))) >= 2
 
 
+@pytest.mark.parametrize("folder", ["small"], indirect=True)
 @pytest.mark.parametrize("bound", [True, False])
 def test_without_workers_and_a_second_cpu_nothing_is_copied_ahead(folder: Path, bound: bool) -> None:
     script = f"""
@@ -169,6 +170,7 @@ def test_copies_are_made_at_once_where_no_thread_can_be_started(monkeypatch: pyt
     assert all((out == values).all() for out in outs)
 
 
+@pytest.mark.parametrize("folder", ["bytes"], indirect=True)
 def test_a_process_ends_while_copies_are_made(folder: Path) -> None:
     script = f"""
         import rankfeed as rf
