@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -179,7 +180,9 @@ class Rankfeed(Checkpointed):
             import rankfeed as rf
 
             source = rf.open(self.folder / "data")
-            options = {"topology": rf.Topology(), "bytes_as": self.bytes_as, **self.options}
+            rank, ranks = int(os.environ["BENCH_RANK"]), int(os.environ["BENCH_RANKS"])
+            topology = rf.Topology(rank=rank, world_size=ranks, local_rank=rank, local_world_size=ranks)
+            options = {"topology": topology, "bytes_as": self.bytes_as, **self.options}
             self.loader = rf.Loader(source, self.batch_size, shuffle=True, seed=SEED, **options)
         return self.loader  # type: ignore[return-value]
 

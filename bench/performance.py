@@ -84,7 +84,9 @@ def versions(name: str) -> dict[str, str]:
 class Contestant:
     """The process of a loader."""
 
-    def __init__(self, name: str, workload: str, samples: int, folder: Path, *command: str) -> None:
+    def __init__(
+        self, name: str, workload: str, samples: int, folder: Path, *command: str, rank: int = 0, ranks: int = 1
+    ) -> None:
         self.name = name
         source = PEERS[name].written_by or name
         arguments = [name, workload, str(samples), os.fspath(folder / source), *command]
@@ -97,7 +99,9 @@ class Contestant:
             stderr=self._errors,
             text=True,
             cwd=ROOT,
-            env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "PYTHONDONTWRITEBYTECODE": ""},
+            env=os.environ
+            | {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "PYTHONDONTWRITEBYTECODE": ""}
+            | {"BENCH_RANK": str(rank), "BENCH_RANKS": str(ranks)},
             start_new_session=True,
         )
 
@@ -137,17 +141,21 @@ def alone(name: str, workload: str, samples: int, folder: Path, command: str) ->
 
 
 def several(name: str, workload: str, samples: int, folder: Path, turns: int, seconds: float) -> Figures:
-    """Samples per second of one process, and of several at once together."""
+    """Samples per second of one rank, and of several at once together."""
     rates: Figures = {str(count): [] for count in RANK_COUNTS}
+    jobs: dict[int, list[Contestant]] = {}
     with ExitStack() as stack:
-        processes = [Contestant(name, workload, samples, folder) for _ in range(max(RANK_COUNTS))]
-        for each in processes:
-            stack.callback(each.end)
+        for count in RANK_COUNTS:
+            jobs[count] = [
+                Contestant(name, workload, samples, folder, rank=rank, ranks=count) for rank in range(count)
+            ]
+            for each in jobs[count]:
+                stack.callback(each.end)
         for turn in range(turns + 1):
-            for count in RANK_COUNTS:
-                for each in processes[:count]:
+            for count, processes in jobs.items():
+                for each in processes:
                     each.ask(seconds)
-                answers = [each.answer() for each in processes[:count]]
+                answers = [each.answer() for each in processes]
                 if turn:
                     rates[str(count)].append(sum(answer["samples"] / answer["seconds"] for answer in answers))
     return rates
@@ -258,7 +266,7 @@ def page(results: Sequence[dict[str, Any]], used: Mapping[str, Mapping[str, str]
         for name, rates in result["ranks"].items():
             for count, many in list(rates.items())[1:]:
                 ratio = cell([a / b for a, b in zip(many, rates["1"], strict=True)], 2)
-                lines += ["", f"{count} processes of {name} at once deliver {ratio} times the samples of one."]
+                lines += ["", f"{count} ranks of {name} at once deliver {ratio} times the samples of one."]
     lines += [
         "",
         "## Versions",
