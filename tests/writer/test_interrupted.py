@@ -77,7 +77,7 @@ def test_a_killed_pack_goes_on_to_the_same_bytes(
 ) -> None:
     given = "rows" if kind == "rows" else str(whole / "rows")
     chance = random.Random(kind + str(workers))
-    for attempt in range(2 if thorough else 1):
+    for attempt in range(3 if thorough else 1):
         dest = tmp_path / str(attempt)
         interrupted = killed(given, dest, workers, chance.uniform(0, 0.6))
         if interrupted and not (dest / "rankfeed.json").exists():

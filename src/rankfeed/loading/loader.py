@@ -102,8 +102,8 @@ class Loader(DataLoaderCompat):
             to nothing stays. Of a shuffled epoch up to 0.4 of the pages do, since the disk reads around each row.
             Needs the native library.
         num_workers: threads or processes that build batches ahead; 0 builds each when it is requested. With 0,
-            rows that are only copied are copied one batch ahead by a native thread, if this process has more than
-            one CPU. A stream is read once per rank, by one thread.
+            rows that are only copied are copied one batch ahead (several small ones) by a native thread, if this
+            process has more than one CPU. A stream is read once per rank, by one thread.
         worker_kind: "thread" or "process"; the batches are the same.
         prefetch_factor: batches that each worker builds ahead; more of small ones, built several at once.
         device: device that tensors are moved to; an accelerator asynchronously, through pinned memory.
