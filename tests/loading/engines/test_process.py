@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -81,6 +82,34 @@ def test_a_worker_that_always_dies_is_an_error_that_names_rank_and_step() -> Non
     with pytest.raises(errors.WorkerError, match=rf"(?s)died 3 times.*SIGKILL.*rank {rank}, step \d+, worker"):
         list(loader)
     assert_once(delivered(list(feed(size=20, **WORKERS))), 20)
+
+
+def fails_at(number: int, how: str) -> Callable[[Any], Any]:
+    """A transform of dicts of "x" that raises or kills its process at one sample."""
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["x"] == number:
+            if how == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError(how)
+        return sample
+
+    return transform
+
+
+@pytest.mark.parametrize("how", ["raises", "dies"])
+@pytest.mark.parametrize("number", [90, 91, 112, 119])
+def test_all_batches_before_one_that_fails_are_delivered_also_where_requests_have_several_steps(
+    how: str, number: int
+) -> None:
+    samples = [{"x": x} for x in range(120)]  # a step is built in far less than 2 ms
+    loader = rf.Loader(
+        samples, 1, transform=fails_at(number, how), shuffle=False, num_workers=2, worker_kind="process"
+    )
+    received: list[int] = []
+    with pytest.raises(errors.RankfeedError, match=rf"step {number}\b"):
+        received.extend(batch["x"].item() for batch in loader)
+    assert received == list(range(number))
 
 
 def test_workers_killed_between_epochs_are_replaced() -> None:
@@ -510,7 +539,7 @@ IMPORTING = """
 import os, sys
 from tests.loading.feeds import *
 from rankfeed.loading.engines import process
-process.INLINE_AFTER = 0.05
+process.INLINE_AFTER = 0.0
 os.environ["SECONDS"] = "60"
 next(iter(feed(num_workers=2, worker_kind="process")))
 """
@@ -526,12 +555,23 @@ def test_a_process_does_not_wait_at_its_end_for_a_server_that_is_still_importing
     assert time.monotonic() - started < 50
 
 
+def test_a_server_whose_client_has_ended_leaves_no_traceback() -> None:
+    ours, theirs = socket.socketpair()
+    with subprocess.Popen(["true"]) as client:
+        pass
+    code = "import sys; from rankfeed._util.workers.server import serve; serve(*map(int, sys.argv[1:]), [])"
+    command = [sys.executable, "-c", code, str(theirs.fileno()), str(client.pid)]
+    with ours, theirs:
+        done = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 DRAWING = """
 import json, threading, time
 from tests.loading.feeds import *
 from rankfeed.loading.engines import process
 
-process.INLINE_AFTER = 0.05
+process.INLINE_AFTER = 0.0
 
 def noisy(batch):
     time.sleep(0.01)

@@ -37,7 +37,10 @@ def serve(descriptor: int, client_pid: int, modules: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the job's process group: the client decides
         signal.signal(number, signal.SIG_IGN)
     client = socket.socket(fileno=descriptor)
-    client_pidfd = os.pidfd_open(client_pid)
+    try:
+        client_pidfd = os.pidfd_open(client_pid)
+    except ProcessLookupError:  # it has ended
+        return
     for module in modules:
         importlib.import_module(module)
     gc.collect()

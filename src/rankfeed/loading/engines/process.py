@@ -1,7 +1,8 @@
 """Builds batches in worker processes, for transforms that hold the GIL for long.
 
-A worker is sent step numbers and sends their batches back. Step s belongs to worker s mod their number. A worker
-that dies (out of memory, say) is replaced and its batches are built again: a batch is a pure function of its step.
+A worker is sent step numbers, some of them ahead, and sends their batches back in this order. Step s belongs to
+worker s mod their number. A worker that dies (out of memory, say) is replaced and its batches are built again: a
+batch is a pure function of its step.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from rankfeed._util.pickling import main_classes
 from rankfeed._util.remote_traceback import RemoteTraceback
-from rankfeed._util.threads import DaemonPool, run_ahead
+from rankfeed._util.threads import DaemonPool
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, WorkerPool, is_supported
 from rankfeed.errors import ArgumentError, RankfeedError, StreamError, WorkerError, safe_str
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
@@ -28,7 +30,7 @@ from rankfeed.plan import Schedule
 #: How many workers may die of the same batch while no other one is delivered.
 _ATTEMPTS = 3
 #: Seconds to wait for the workers before the first batches are built in this process.
-INLINE_AFTER = 0.05
+INLINE_AFTER = 0.0
 #: Seconds that other threads than the main thread wait for the workers.
 _START_WAIT = 300.0
 #: Seconds in which builds end whose workers were killed.
@@ -36,15 +38,16 @@ _CLOSE_WAIT = 60.0
 #: What the server imports before it forks a worker: this module, and so torch.
 _PRELOAD = ("cloudpickle", __name__)
 
-#: How long a worker builds steps for one message, and the most of them: a message takes about 100 us.
+#: How long a worker builds the steps of one request, and the most of them: waking a process takes about 100 us.
 _GROUP_SECONDS, _MAX_GROUP = 2e-3, 8
 #: Steps whose mean decides how many that are.
 _STEPS_MEASURED = 16
 
 #: Steps of the schedule, or what a rank reads of a stream.
 Task = range | BatchSpec
-#: Steps, the batches of the first ones, and the error of the step behind these.
-Built = tuple[range, list[BatchResult], Exception | None]
+_Request = tuple[Task, Schedule | None]
+#: Batches by step, and the error of one.
+Built = dict[int, BatchResult | Exception]
 
 
 class ProcessEngine:
@@ -63,29 +66,31 @@ class ProcessEngine:
                 yield self._builder.build_step(schedule, first)
                 first += 1
 
-            def groups() -> Iterator[range]:
-                begin = first
-                while begin < len(schedule):
-                    end = min(begin + self._num_workers * self._group_size, len(schedule))
-                    for step in range(begin, min(begin + self._num_workers, end)):
-                        yield range(step, end, self._num_workers)
-                    begin = end
+            groups, requested = self._groups(first, len(schedule)), 0
+            built: Built = {}
+            seconds, measured = 0.0, 0
+            for step in range(first, len(schedule)):
+                while step not in built:
+                    if requested:
+                        built.update(processes.receive(step))
+                        requested -= 1
+                    for group in islice(groups, self._depth - requested):
+                        processes.request(group[0], group, schedule)
+                        requested += 1
+                seconds, measured = seconds + sum(_result_of(built[step]).seconds), measured + 1
+                if measured == _STEPS_MEASURED:
+                    size = round(_GROUP_SECONDS * measured / max(seconds, 1e-9))
+                    self._group_size = max(1, min(_MAX_GROUP, size))
+                yield _result_of(built.pop(step))
+                processes.delivered += 1
 
-            def submit(steps: range) -> Future[Built]:
-                return processes.thread(steps[0]).submit(processes.build_steps, steps, schedule)
-
-            waiting: dict[int, BatchResult | Exception] = {}
-            seconds, built = 0.0, 0
-            for steps, results, error in run_ahead(groups(), submit, self._depth):
-                seconds, built = seconds + sum(sum(each.seconds) for each in results), built + len(results)
-                if built >= _STEPS_MEASURED and self._group_size == 1:
-                    self._group_size = max(1, min(_MAX_GROUP, round(_GROUP_SECONDS * built / max(seconds, 1e-9))))
-                waiting.update(zip(steps, [*results, error] if error else results, strict=False))
-                results.clear()
-                while first in waiting:
-                    yield _result_of(waiting.pop(first))
-                    processes.delivered += 1
-                    first += 1
+    def _groups(self, first: int, end: int) -> Iterator[range]:
+        """The steps of each request, in the order in which the first ones are needed."""
+        while first < end:
+            last = min(first + self._num_workers * self._group_size, end)
+            for step in range(first, min(first + self._num_workers, last)):
+                yield range(step, last, self._num_workers)
+            first = last
 
     @contextmanager
     def workers(self, rank: int) -> Iterator[ProcessBuilder]:
@@ -119,11 +124,15 @@ class _Peer:
 
     channel: Channel
     regions: BorrowedRegions
-    schedule: Schedule | None = None  # that it was sent
+    schedule: Schedule | None = None  # the last one that it was sent
 
 
 class ProcessBuilder:
-    """Builds batches in worker processes, each of which has one task at a time, and a thread that waits for it."""
+    """Builds batches in worker processes, each of which answers its requests in order.
+
+    A request of steps is small, so sending it never waits for the worker. That of a stream has its samples: there,
+    each worker has one request at a time, and a thread that waits for the answer.
+    """
 
     def __init__(self, builder: BatchBuilder, rank: int, count: int) -> None:
         if not is_supported():
@@ -141,13 +150,15 @@ class ProcessBuilder:
                 remedy="leave what cannot be pickled (an open file, a lock) out of transforms and datasets, or "
                 "use worker_kind='thread'",
             ) from error
-        self._builder, self._rank = builder, rank
+        self._builder, self._rank, self._count = builder, rank, count
         self._pool = WorkerPool(payload, _PRELOAD)
         self._threads = [DaemonPool(1, "rankfeed-worker") for _ in range(count)]
         self._locks = [threading.Lock() for _ in range(count)]
         #: Batches that the consumer has received: deaths of workers between two of them count together.
         self.delivered = 0
         self._peers: list[_Peer | None] = [None] * count
+        #: Of each worker, the requests that it has not answered.
+        self._requests: list[deque[_Request]] = [deque() for _ in range(count)]
 
     @property
     def is_mine(self) -> bool:
@@ -159,64 +170,76 @@ class ProcessBuilder:
         # of random numbers, which all of its threads share.
         if threading.current_thread() is not threading.main_thread():
             seconds = _START_WAIT
-        return self._pool.start(len(self._threads), seconds)
+        return self._pool.start(self._count, seconds)
 
     def thread(self, step: int) -> DaemonPool:
-        """The thread that waits for the worker of a step."""
-        return self._threads[step % len(self._threads)]
+        """The thread that waits for the worker of a step of a stream."""
+        return self._threads[step % self._count]
 
     def build(self, step: int, spec: BatchSpec) -> BatchResult:
         """The batch of a BatchSpec, built in the worker of the step."""
-        index = step % len(self._threads)
-        with self._locks[index]:
-            return self._build(index, spec, None)[0]
+        with self._locks[step % self._count]:
+            self.request(step, spec)
+            (result,) = self.receive(step).values()
+        return _result_of(result)
 
-    def build_steps(self, steps: range, schedule: Schedule) -> Built:
-        """The batches of some steps of a schedule, all of which belong to one worker."""
-        index, results = steps[0] % len(self._threads), list[BatchResult]()
-        with self._locks[index]:
-            try:
-                while len(results) < len(steps):
-                    results += self._build(index, steps[len(results) :], schedule)
-            except Exception as error:
-                return steps, results, error
-        return steps, results, None
+    def request(self, step: int, task: Task, schedule: Schedule | None = None) -> None:
+        """Let the worker of a step do a task after those that were requested before."""
+        index = step % self._count
+        requests, request = self._requests[index], (task, schedule)
+        requests.append(request)
+        try:
+            self._send(index, [request])
+        except PeerGoneError:
+            pass  # it is replaced when its answer is missing
+        except StreamError:
+            requests.pop()
+            raise
 
-    def _build(self, index: int, task: Task, schedule: Schedule | None) -> list[BatchResult]:
-        """The batch of a BatchSpec, or of at least the first step."""
-        where, ending = _where(self._rank, task), ""
-        request, deaths, delivered = _serialize(task, where), 0, -1
+    def receive(self, step: int) -> Built:
+        """The answer of the worker of a step to its first request: the batches until one fails, and its error."""
+        index = step % self._count
+        requests, deaths, delivered, ending = self._requests[index], 0, -1, ""
         while deaths < _ATTEMPTS:
-            worker = self._pool.workers[index]
+            steps = _steps_of(requests[0][0])
+            where = f"rank {self._rank}, step {steps[0]}"
             try:
-                peer = self._peers[index]
-                if peer is None or peer.channel is not worker.channel:  # a new worker
-                    peer = self._peers[index] = _Peer(worker.channel, BorrowedRegions(worker.channel.memory))
-                if schedule is not None and peer.schedule is not schedule:
-                    serialize(schedule).send(peer.channel)
-                    peer.schedule = schedule
-                if returned := peer.regions.take_returned():
-                    serialize(returned).send(peer.channel)
-                request.send(peer.channel)
-                result = receive(self._pool.receive(index, f"the batch of {where}"), peer.regions)
+                regions = self._send(index, ()).regions
+                answer = receive(self._pool.receive(index, f"the batch of {where}"), regions)
             except PeerGoneError:
                 now = self.delivered  # before the replacement, which may be killed before it is seen here
                 deaths, delivered = deaths + 1 if now == delivered else 1, now
                 ending = self._pool.replace(index)
-                if isinstance(task, range) and len(task) > 1:  # which of them it died of is not known
-                    task, deaths = task[:1], 0
-                    request = _serialize(task, where)
+                if len(steps) > 1:  # which of them it died of is not known
+                    self._requests[index] = requests = _split(requests)
+                    deaths = 0
                 continue
-            if isinstance(result, list):
-                return result
-            error, text = result
-            raise error from RemoteTraceback(text)
-        raise WorkerError(
+            requests.popleft()
+            if isinstance(answer, list):
+                return dict(zip(steps, answer, strict=True))
+            results, error, text = answer
+            error.__cause__ = RemoteTraceback(text)
+            return dict(zip(steps, [*results, error], strict=False))
+        requests.popleft()
+        error = WorkerError(
             f"a worker process died {_ATTEMPTS} times while building the same batch",
             found=ending,
             where=f"{where}, worker {index}",
             remedy="if it was killed for memory, use fewer workers or smaller batches",
         )
+        return {steps[0]: error}
+
+    def _send(self, index: int, requests: Iterable[_Request]) -> _Peer:
+        """Send requests to a worker; to one that has replaced another, all that are not answered."""
+        channel, peer = self._pool.workers[index].channel, self._peers[index]
+        if peer is None or peer.channel is not channel:
+            peer = self._peers[index] = _Peer(channel, BorrowedRegions(channel.memory))
+            requests = self._requests[index]
+        for task, schedule in requests:
+            news = None if schedule is peer.schedule else schedule
+            peer.schedule = schedule
+            _serialize(task, news, peer.regions.take_returned(), self._rank).send(channel)
+        return peer
 
     def close(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Kill the workers and free what they hold; at the interpreter's exit the server has done that."""
@@ -236,7 +259,7 @@ class ProcessBuilder:
 
 
 class BuildHandler:
-    """Runs in a worker: builds the batches of the steps or the BatchSpec that it is sent, then its next steps."""
+    """Runs in a worker: builds the batches of the steps or the BatchSpec that it is sent."""
 
     def __init__(self, builder: BatchBuilder, rank: int) -> None:
         self._builder, self._rank = builder, rank
@@ -244,58 +267,34 @@ class BuildHandler:
         self._main_classes = main_classes()
         self._schedule: Schedule | None = None
         self._regions: RegionPool | None = None
-        #: Steps that were built before they were requested, and their batches; and the most steps of a request.
-        self._ahead: tuple[range, SerializedBatch] | None = None
-        self._group_size = 1
 
     def __call__(self, message: bytearray, channel: Channel) -> None:
         if self._regions is None:
             self._regions = RegionPool(channel.memory)
             self._builder.allocate = self._regions.allocate
-        task = receive(message)
-        if isinstance(task, Schedule):
-            self._schedule, self._ahead = task, None
-        elif isinstance(task, BatchSpec):
-            self._serialized(task).send(channel)
-        elif isinstance(task, range):
-            self._send_steps(task, channel)
-        else:
-            for region in task:
-                self._regions.take_back(region)
-
-    def _send_steps(self, steps: range, channel: Channel) -> None:
-        assert self._schedule is not None
-        ahead, self._ahead = self._ahead, None
-        built, batches = ahead if ahead is not None else (steps, self._serialized(steps))
-        if built != steps[: len(built)]:
-            built, batches = steps, self._serialized(steps)
-        batches.send(channel)
-        self._group_size = max(self._group_size, len(steps))
-        left = steps[len(built) :]
-        if not left:
-            stride = self._builder.stride
-            left = range(steps[-1] + stride, len(self._schedule), stride)[: self._group_size]
-        if left:
-            self._ahead = left, self._serialized(left)  # while the rank receives the others
+        schedule, returned, task = receive(message)
+        self._schedule = self._schedule if schedule is None else schedule
+        for region in returned:
+            self._regions.take_back(region)
+        self._serialized(task).send(channel)
 
     def _serialized(self, task: Task) -> SerializedBatch:
-        where = _where(self._rank, task)
         assert self._regions is not None
         try:
-            batches = serialize(self._build(task, where), self._main_classes, self._regions)
+            batches = serialize(self._build(task), self._main_classes, self._regions)
         except Exception as error:
             refusal = WorkerError(
                 "a batch cannot be sent from its worker process",
                 found=f"{type(error).__name__}: {safe_str(error)}",
-                where=where,
+                where=_where(self._rank, task),
                 remedy="let transform and collate_fn return what can be pickled, or use worker_kind='thread'",
             )
-            return serialize((refusal, traceback.format_exc()))
+            return serialize(([], refusal, traceback.format_exc()))
         # User code that kept an array may change it later: the rank gets a copy.
         return batches._replace(buffers=self._regions.copy_kept(batches.buffers))
 
-    def _build(self, task: Task, where: str) -> list[BatchResult] | tuple[RankfeedError, str]:
-        """The batches before the first error, which is raised when its step is requested again; or that error."""
+    def _build(self, task: Task) -> list[BatchResult] | tuple[list[BatchResult], RankfeedError, str]:
+        """The batches; if one fails, those before it and the error."""
         results: list[BatchResult] = []
         try:
             if isinstance(task, BatchSpec):
@@ -304,24 +303,38 @@ class BuildHandler:
             for result in self._builder.build_steps(self._schedule, task):
                 results.append(result)
         except RankfeedError as error:
-            return results or (error, traceback.format_exc())
+            return results, error, traceback.format_exc()
         except BaseException as error:  # of the user's code: interrupts are not delivered to workers
+            where = f"rank {self._rank}, step {_steps_of(task)[len(results)]}"
             raised = WorkerError(f"{type(error).__name__}: {safe_str(error)}", where=where)
-            return results or (raised, traceback.format_exc())
+            return results, raised, traceback.format_exc()
         return results
 
 
-def _serialize(task: Task, where: str) -> SerializedBatch:
+def _serialize(task: Task, schedule: Schedule | None, returned: list[int], rank: int) -> SerializedBatch:
     try:
-        return serialize(task)
+        return serialize((schedule, returned, task))
     except Exception as error:
         raise StreamError(
             "samples of the stream cannot be sent to a worker process",
             found=f"{type(error).__name__}: {safe_str(error)}",
-            where=where,
+            where=_where(rank, task),
             remedy="let the stream yield what can be pickled, or use worker_kind='thread'",
         ) from error
 
 
+def _steps_of(task: Task) -> Sequence[int]:
+    return (task.step,) if isinstance(task, BatchSpec) else task
+
+
+def _split(requests: Iterable[_Request]) -> deque[_Request]:
+    """Requests of one step each."""
+    found: deque[_Request] = deque()
+    for task, schedule in requests:
+        steps = [task] if isinstance(task, BatchSpec) else [range(each, each + 1) for each in task]
+        found += [(each, schedule) for each in steps]
+    return found
+
+
 def _where(rank: int, task: Task) -> str:
-    return f"rank {rank}, step {task.step if isinstance(task, BatchSpec) else task[0]}"
+    return f"rank {rank}, step {_steps_of(task)[0]}"
