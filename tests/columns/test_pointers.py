@@ -269,8 +269,10 @@ def test_the_native_library_under_address_sanitizer(tmp_path: Path) -> None:
         "LD_PRELOAD": runtime.stdout.strip(),
         "ASAN_OPTIONS": "detect_leaks=0:handle_sigbus=0",
     }
-    files = [str(Path(__file__)), str(Path(__file__).parents[1] / "loading/engines/test_copy_ahead.py")]
-    tests = ["-k", "copied or several or truncated_file or threads or without_workers or forked or left", *files]
+    engines = Path(__file__).parents[1] / "loading/engines"
+    caches = f"{engines / 'test_process.py'}::test_rows_of_any_size_are_written_past_the_caches"
+    names = "copied or several or truncated_file or threads or without_workers or forked or left or caches"
+    tests = ["-k", names, str(Path(__file__)), str(engines / "test_copy_ahead.py"), caches]
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "900", *tests],
         env=environ,

@@ -15,6 +15,9 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #define EXPORT __attribute__((visibility("default")))
 /* Rows ahead of the copy whose first cache lines are loaded: far enough to hide a miss of cache and TLB. */
@@ -22,6 +25,7 @@
 #define AHEAD_SMALL 16 /* of rows of at most two lines, without lengths */
 #define LINE 64
 #define MAX_LINES 8
+#define MIN_NONTEMPORAL 512 /* bytes of a row */
 
 static __thread sigjmp_buf truncated;
 static __thread volatile sig_atomic_t copying;
@@ -143,6 +147,29 @@ EXPORT void rankfeed_advise(const rows_t *rows, int64_t at, int64_t n, int32_t d
     }
 }
 
+/* Whether batches are written past the caches. Those of a worker process have left them when another process reads them. */
+static int32_t nontemporal;
+
+EXPORT void rankfeed_use_nontemporal_stores(void) {
+    nontemporal = 1;
+}
+
+/* Copy n bytes, or write zeros if there is no source. */
+static void store(char *to, const char *from, int64_t n, int32_t bypass) {
+#ifdef __SSE2__
+    if (bypass && n >= MIN_NONTEMPORAL) {
+        int64_t first = -(uintptr_t)to % LINE, lines = (n - first) / LINE;
+        store(to, from, first, 0);
+        __m128i *target = (__m128i *)(to + first);
+        const __m128i *source = (const __m128i *)(from + first);
+        for (int64_t i = 0; i < lines * (LINE / 16); i++)
+            _mm_stream_si128(target + i, from ? _mm_loadu_si128(source + i) : _mm_setzero_si128());
+        to += first + lines * LINE, from += from ? first + lines * LINE : 0, n -= first + lines * LINE;
+    }
+#endif
+    from ? memcpy(to, from, n) : memset(to, 0, n);
+}
+
 /* Copy n rows from row `at` to element offsets[i] of `out`, for i from 0.
  *
  * Without offsets, row i is copied to i * stride and filled up to stride bytes with zeros. With offsets, stride is the size
@@ -151,6 +178,7 @@ EXPORT void rankfeed_advise(const rows_t *rows, int64_t at, int64_t n, int32_t d
 EXPORT int64_t rankfeed_copy_rows(const rows_t *given, int64_t at, int64_t n, const int64_t *offsets, char *out,
                                   int64_t stride) {
     const rows_t local = *given, *rows = &local; /* in registers */
+    const int32_t bypass = nontemporal && stride < INT64_MAX; /* strings are copied once more */
     volatile int64_t row = 0;
     /* Rows that follow each other in memory and in the batch are copied at once. */
     const char *run = 0;
@@ -185,16 +213,19 @@ EXPORT int64_t rankfeed_copy_rows(const rows_t *given, int64_t at, int64_t n, co
                          (uint64_t)(rows->lengths ? rows->lengths[next] : 1) * (uint64_t)rows->width);
             row = run_row;
             if (run_size)
-                memcpy(run_target, run, run_size);
+                store(run_target, run, run_size, bypass);
             run = source, run_target = out + target, run_size = size, run_row = i;
         }
         if (!offsets && size < stride)
-            memset(out + target + size, 0, stride - size);
+            store(out + target + size, 0, stride - size, bypass);
     }
     row = run_row;
     if (run_size)
-        memcpy(run_target, run, run_size);
+        store(run_target, run, run_size, bypass);
     copying = 0;
+#ifdef __SSE2__
+    _mm_sfence(); /* another process may read the batch from now on */
+#endif
     return find_truncated(rows, at, n); /* the rest of a page behind the end of a file reads as zeros */
 }
 

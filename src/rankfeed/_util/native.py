@@ -45,6 +45,8 @@ def native_library() -> Any:
     library.rankfeed_submit.restype = ctypes.c_int32
     library.rankfeed_wait.argtypes = [ctypes.POINTER(CopyJob)]
     library.rankfeed_wait.restype = number
+    library.rankfeed_use_nontemporal_stores.argtypes = []
+    library.rankfeed_use_nontemporal_stores.restype = None
     library.rankfeed_advise.argtypes = [*rows, ctypes.c_int32]
     library.rankfeed_advise.restype = None
     values = [pointer, number, pointer, pointer, unsigned]

@@ -391,6 +391,26 @@ def test_nothing_is_left_in_shared_memory_while_iterating_or_after() -> None:
     assert left_over() <= before
 
 
+def test_rows_of_any_size_are_written_past_the_caches(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    rows: Any = (
+        {
+            "dense": rng.integers(0, 256, 515, np.uint8),
+            "ragged": rng.integers(0, 256, rng.integers(0, 2000), np.uint8),
+            "wide": rng.standard_normal((rng.integers(0, 40), 7)),
+            "raw": rng.bytes(rng.integers(0, 2000)),
+        }
+        for _ in range(1000)
+    )
+    rf.write(rows, tmp_path / "data", shard_bytes=1 << 20, progress=False)
+    options: dict[str, Any] = {"batch_size": 150, "shuffle": True, "seed": 1, "bytes_as": "view"}
+    loaders = [rf.Loader(rf.open(tmp_path / "data"), **options, **each) for each in ({}, WORKERS)]
+    for batches in zip(*loaders, strict=True):
+        raw = [[bytes(row) for row in batch.pop("raw")] for batch in batches]
+        assert raw[0] == raw[1]
+        assert same(*batches)
+
+
 def killed_at_random(epochs: int, folder: Path | None = None) -> int:
     """Iterate while workers are killed, in the middle of making and of sending batches; how many were.
 

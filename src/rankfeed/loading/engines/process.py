@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from rankfeed._util.native import native_library
 from rankfeed._util.pickling import main_classes
 from rankfeed._util.remote_traceback import RemoteTraceback
 from rankfeed._util.threads import DaemonPool
@@ -272,6 +273,8 @@ class BuildHandler:
         if self._regions is None:
             self._regions = RegionPool(channel.memory)
             self._builder.allocate = self._regions.allocate
+            if (library := native_library()) is not None:
+                library.rankfeed_use_nontemporal_stores()
         schedule, returned, task = receive(message)
         self._schedule = self._schedule if schedule is None else schedule
         for region in returned:
