@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -84,32 +84,106 @@ def test_a_worker_that_always_dies_is_an_error_that_names_rank_and_step() -> Non
     assert_once(delivered(list(feed(size=20, **WORKERS))), 20)
 
 
-def fails_at(number: int, how: str) -> Callable[[Any], Any]:
-    """A transform of dicts of "x" that raises or kills its process at one sample."""
+class Unreadable:
+    """Can be pickled, but not unpickled."""
 
-    def transform(sample: dict[str, Any]) -> dict[str, Any]:
-        if sample["x"] == number:
-            if how == "dies":
+    def __reduce__(self) -> Any:
+        return float, ("no number",)
+
+
+def fails_at(number: int, how: str, marker: Path) -> Callable[[Any], Any]:
+    """A batch transform that fails for the batch of one sample."""
+
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["x"].item() == number:
+            if how == "dies" or (how == "dies once" and not marker.exists()):
+                marker.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise ValueError(how)
-        return sample
+            if how == "raises":
+                raise ValueError(how)
+            if how == "is not pickled":
+                return {**batch, "y": threading.Lock()}
+            if how == "is not unpickled":
+                return {**batch, "y": Unreadable()}
+        return batch
 
     return transform
 
 
-@pytest.mark.parametrize("how", ["raises", "dies"])
-@pytest.mark.parametrize("number", [90, 91, 112, 119])
-def test_all_batches_before_one_that_fails_are_delivered_also_where_requests_have_several_steps(
-    how: str, number: int
-) -> None:
-    samples = [{"x": x} for x in range(120)]  # a step is built in far less than 2 ms
-    loader = rf.Loader(
-        samples, 1, transform=fails_at(number, how), shuffle=False, num_workers=2, worker_kind="process"
-    )
+def single(**options: Any) -> rf.Loader:
+    """A loader of 120 batches; each takes far less than 2 ms, so that requests have several steps."""
+    samples = [{"x": x} for x in range(120)]
+    return rf.Loader(samples, 1, shuffle=False, **{**WORKERS, **options})
+
+
+def numbers(batches: Iterable[dict[str, Any]]) -> Iterator[int]:
+    return (batch["x"].item() for batch in batches)
+
+
+@pytest.mark.parametrize("how", ["raises", "dies", "is not pickled", "is not unpickled"])
+@pytest.mark.parametrize("number", [90, 112, 119])
+def test_all_batches_before_one_that_fails_are_delivered(how: str, number: int, tmp_path: Path) -> None:
+    loader = single(batch_transform=fails_at(number, how, tmp_path / "marker"))
     received: list[int] = []
     with pytest.raises(errors.RankfeedError, match=rf"step {number}\b"):
-        received.extend(batch["x"].item() for batch in loader)
+        received.extend(numbers(loader))
     assert received == list(range(number))
+
+
+@pytest.mark.parametrize("number", [64, 90, 112, 119])
+@pytest.mark.parametrize("prefetch_factor", [1, 2])
+def test_a_worker_that_dies_with_several_requests_of_several_steps_is_replaced(
+    number: int, prefetch_factor: int, tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    loader = single(batch_transform=fails_at(number, "dies once", marker), prefetch_factor=prefetch_factor)
+    for _ in range(2):
+        assert list(numbers(loader)) == list(range(120))
+    assert marker.exists()
+
+
+def test_any_number_of_batches_are_built_ahead() -> None:
+    for batch_size in (1, 7):
+        loader = rf.Loader([{"x": x} for x in range(3000)], batch_size, **WORKERS, prefetch_factor=1000)
+        iterator = iter(loader)
+        first = next(iterator)["x"].tolist()
+        time.sleep(0.3)
+        assert first + [x for batch in iterator for x in batch["x"].tolist()] == list(range(3000))
+
+
+def test_a_forked_child_cannot_continue_an_iterator_and_its_parent_can() -> None:
+    iterator = numbers(single())
+    assert next(iterator) == 0
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            list(iterator)
+        except errors.WorkerError as error:
+            code = 0 if "another process" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert list(iterator) == list(range(1, 120))
+
+
+PIPES = """
+import signal
+from tests.loading.feeds import *
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+loader = feed(num_workers=2, worker_kind="process")
+batches = list(loader)
+for worker in workers():
+    worker.kill()
+while workers():
+    time.sleep(0.01)
+print(len(list(loader)))
+"""
+
+
+def test_a_rank_that_a_broken_pipe_would_kill_survives_its_workers() -> None:
+    assert run(PIPES) == 13
 
 
 def test_workers_killed_between_epochs_are_replaced() -> None:

@@ -28,7 +28,7 @@ class Channel:
         view = memoryview(_LENGTH.pack(len(message)) + message)
         while view:
             try:
-                view = view[self.socket.send(view) :]
+                view = view[self.socket.send(view, socket.MSG_NOSIGNAL) :]
             except BlockingIOError:
                 self._wait(select.POLLOUT)
             except OSError as error:

@@ -185,7 +185,7 @@ class Worker:
     def kill(self) -> None:
         """Kill it; it has nothing to clean up."""
         if not self._has_ended:
-            with suppress(ProcessLookupError):
+            with suppress(OSError):  # it has ended, and perhaps another thread has closed the descriptor
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def end(self) -> str:

@@ -11,10 +11,9 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from rankfeed._util.native import native_library
@@ -28,9 +27,9 @@ from rankfeed.loading.engines.messages import SerializedBatch, receive, serializ
 from rankfeed.loading.engines.regions import BorrowedRegions, RegionPool
 from rankfeed.plan import Schedule
 
-#: How many workers may die of the same batch while no other one is delivered.
+#: How many workers may die of the same batch.
 _ATTEMPTS = 3
-#: Seconds to wait for the workers before the first batches are built in this process.
+#: Seconds that the main thread waits for the workers before it builds the next batch itself.
 INLINE_AFTER = 0.0
 #: Seconds that other threads than the main thread wait for the workers.
 _START_WAIT = 300.0
@@ -43,47 +42,50 @@ _PRELOAD = ("cloudpickle", __name__)
 _GROUP_SECONDS, _MAX_GROUP = 2e-3, 8
 #: Steps whose mean decides how many that are.
 _STEPS_MEASURED = 16
+#: Requests that a worker has at most: the socket is full after some hundred.
+_MAX_REQUESTS = 64
 
-#: Steps of the schedule, or what a rank reads of a stream.
+#: Steps of the schedule that belong to one worker, or what a rank reads of a stream.
 Task = range | BatchSpec
-_Request = tuple[Task, Schedule | None]
-#: Batches by step, and the error of one.
-Built = dict[int, BatchResult | Exception]
 
 
 class ProcessEngine:
     """Builds batches ahead in processes, which are kept for the next iteration, and here until they are ready."""
 
     def __init__(self, builder: BatchBuilder, num_workers: int, prefetch_factor: int) -> None:
-        self._builder, self._num_workers, self._depth = builder, num_workers, num_workers * prefetch_factor
-        self._group_size = 1
+        self._builder, self._num_workers = builder, num_workers
+        self._max_requests = min(prefetch_factor, _MAX_REQUESTS)
+        self._group_size, self._seconds, self._measured = 1, 0.0, 0
         #: Workers of an iteration that came to its end, for the next one.
         self._idle: ProcessBuilder | None = None
 
     def run(self, schedule: Schedule) -> Iterator[BatchResult]:
         with self.workers(schedule.rank) as processes:
             first = 0
-            while first < len(schedule) and not processes.start(0.0 if first else INLINE_AFTER):
+            while first < len(schedule) and not processes.start():
                 yield self._builder.build_step(schedule, first)
                 first += 1
-
-            groups, requested = self._groups(first, len(schedule)), 0
-            built: Built = {}
-            seconds, measured = 0.0, 0
+            groups = self._groups(first, len(schedule))
+            group = next(groups, None)
+            built: dict[int, BatchResult | Exception] = {}
             for step in range(first, len(schedule)):
                 while step not in built:
-                    if requested:
-                        built.update(processes.receive(step))
-                        requested -= 1
-                    for group in islice(groups, self._depth - requested):
+                    if processes.num_requests(step):
+                        built.update(self._measure(processes.receive(step)))
+                    while group is not None and processes.num_requests(group[0]) < self._max_requests:
                         processes.request(group[0], group, schedule)
-                        requested += 1
-                seconds, measured = seconds + sum(_result_of(built[step]).seconds), measured + 1
-                if measured == _STEPS_MEASURED:
-                    size = round(_GROUP_SECONDS * measured / max(seconds, 1e-9))
-                    self._group_size = max(1, min(_MAX_GROUP, size))
+                        group = next(groups, None)
                 yield _result_of(built.pop(step))
-                processes.delivered += 1
+
+    def _measure(self, built: dict[int, BatchResult | Exception]) -> dict[int, BatchResult | Exception]:
+        """The same batches; how long they took decides how many steps the next requests have."""
+        for result in built.values():
+            if isinstance(result, BatchResult):
+                self._seconds, self._measured = self._seconds + sum(result.seconds), self._measured + 1
+        if self._measured >= _STEPS_MEASURED:
+            size = round(_GROUP_SECONDS * self._measured / max(self._seconds, 1e-9))
+            self._group_size, self._seconds, self._measured = max(1, min(_MAX_GROUP, size)), 0.0, 0
+        return built
 
     def _groups(self, first: int, end: int) -> Iterator[range]:
         """The steps of each request, in the order in which the first ones are needed."""
@@ -114,9 +116,12 @@ class ProcessEngine:
 
 
 def _result_of(result: BatchResult | Exception) -> BatchResult:
-    if isinstance(result, Exception):
-        raise result
-    return result
+    try:
+        if isinstance(result, Exception):
+            raise result
+        return result
+    finally:
+        del result  # the traceback has this frame: the batches built ahead would stay until garbage is collected
 
 
 @dataclass
@@ -131,8 +136,8 @@ class _Peer:
 class ProcessBuilder:
     """Builds batches in worker processes, each of which answers its requests in order.
 
-    A request of steps is small, so sending it never waits for the worker. That of a stream has its samples: there,
-    each worker has one request at a time, and a thread that waits for the answer.
+    Sending a request never waits for the worker: those of steps are small and few. One of a stream has its
+    samples, so that each worker has one at a time, and a thread that waits for the answer.
     """
 
     def __init__(self, builder: BatchBuilder, rank: int, count: int) -> None:
@@ -151,27 +156,29 @@ class ProcessBuilder:
                 remedy="leave what cannot be pickled (an open file, a lock) out of transforms and datasets, or "
                 "use worker_kind='thread'",
             ) from error
-        self._builder, self._rank, self._count = builder, rank, count
+        self._rank, self._count = rank, count
         self._pool = WorkerPool(payload, _PRELOAD)
         self._threads = [DaemonPool(1, "rankfeed-worker") for _ in range(count)]
         self._locks = [threading.Lock() for _ in range(count)]
-        #: Batches that the consumer has received: deaths of workers between two of them count together.
-        self.delivered = 0
         self._peers: list[_Peer | None] = [None] * count
-        #: Of each worker, the requests that it has not answered.
-        self._requests: list[deque[_Request]] = [deque() for _ in range(count)]
+        #: Of each worker, the requests that it has not answered, and the schedule of their steps.
+        self._requests: list[deque[Task]] = [deque() for _ in range(count)]
+        self._schedule: Schedule | None = None
+
+    def num_requests(self, step: int) -> int:
+        """Requests that the worker of a step has not answered."""
+        return len(self._requests[step % self._count])
 
     @property
     def is_mine(self) -> bool:
         return self._pool.is_mine
 
-    def start(self, seconds: float) -> bool:
-        """Start the workers and wait for them; whether they are ready."""
+    def start(self) -> bool:
+        """Start the workers and wait a moment for them; whether they are ready."""
         # Only the main thread continues without them: building a batch in this process seeds the global generators
         # of random numbers, which all of its threads share.
-        if threading.current_thread() is not threading.main_thread():
-            seconds = _START_WAIT
-        return self._pool.start(self._count, seconds)
+        is_main = threading.current_thread() is threading.main_thread()
+        return self._pool.start(self._count, INLINE_AFTER if is_main else _START_WAIT)
 
     def thread(self, step: int) -> DaemonPool:
         """The thread that waits for the worker of a step of a stream."""
@@ -179,67 +186,87 @@ class ProcessBuilder:
 
     def build(self, step: int, spec: BatchSpec) -> BatchResult:
         """The batch of a BatchSpec, built in the worker of the step."""
-        with self._locks[step % self._count]:
-            self.request(step, spec)
+        index = step % self._count
+        with self._locks[index]:
+            try:
+                self.request(step, spec)
+            except Exception as error:
+                self._requests[index].clear()
+                raise StreamError(
+                    "samples of the stream cannot be sent to a worker process",
+                    found=f"{type(error).__name__}: {safe_str(error)}",
+                    where=_where(self._rank, spec),
+                    remedy="let the stream yield what can be pickled, or use worker_kind='thread'",
+                ) from error
             (result,) = self.receive(step).values()
         return _result_of(result)
 
     def request(self, step: int, task: Task, schedule: Schedule | None = None) -> None:
         """Let the worker of a step do a task after those that were requested before."""
-        index = step % self._count
-        requests, request = self._requests[index], (task, schedule)
-        requests.append(request)
-        try:
-            self._send(index, [request])
-        except PeerGoneError:
-            pass  # it is replaced when its answer is missing
-        except StreamError:
-            requests.pop()
-            raise
+        index, self._schedule = step % self._count, schedule
+        self._requests[index].append(task)
+        with suppress(PeerGoneError):  # it is replaced when its answer is missing
+            self._send(index, [task])
 
-    def receive(self, step: int) -> Built:
-        """The answer of the worker of a step to its first request: the batches until one fails, and its error."""
-        index = step % self._count
-        requests, deaths, delivered, ending = self._requests[index], 0, -1, ""
-        while deaths < _ATTEMPTS:
-            steps = _steps_of(requests[0][0])
-            where = f"rank {self._rank}, step {steps[0]}"
+    def receive(self, step: int) -> dict[int, BatchResult | Exception]:
+        """What the worker of a step answers to its first request: the batches, or the error of a single step.
+
+        Nothing if one of several steps failed: each is requested again by itself, so that the right one fails.
+        """
+        index, deaths = step % self._count, 0
+        requests = self._requests[index]
+        while True:
+            steps, where = _steps_of(requests[0]), _where(self._rank, requests[0])
             try:
                 regions = self._send(index, ()).regions
-                answer = receive(self._pool.receive(index, f"the batch of {where}"), regions)
+                message = self._pool.receive(index, f"the batch of {where}")
+                requests.popleft()
+                break
             except PeerGoneError:
-                now = self.delivered  # before the replacement, which may be killed before it is seen here
-                deaths, delivered = deaths + 1 if now == delivered else 1, now
                 ending = self._pool.replace(index)
-                if len(steps) > 1:  # which of them it died of is not known
-                    self._requests[index] = requests = _split(requests)
-                    deaths = 0
+            if len(steps) > 1:  # which of them it died of is not known
+                requests.popleft()
+                requests.extendleft(range(each, each + 1) for each in reversed(steps))
                 continue
-            requests.popleft()
-            if isinstance(answer, list):
-                return dict(zip(steps, answer, strict=True))
-            results, error, text = answer
-            error.__cause__ = RemoteTraceback(text)
-            return dict(zip(steps, [*results, error], strict=False))
-        requests.popleft()
-        error = WorkerError(
-            f"a worker process died {_ATTEMPTS} times while building the same batch",
-            found=ending,
-            where=f"{where}, worker {index}",
-            remedy="if it was killed for memory, use fewer workers or smaller batches",
-        )
+            deaths += 1
+            if deaths == _ATTEMPTS:
+                requests.popleft()
+                error = WorkerError(
+                    f"a worker process died {_ATTEMPTS} times while building the same batch",
+                    found=ending,
+                    where=f"{where}, worker {index}",
+                    remedy="if it was killed for memory, use fewer workers or smaller batches",
+                )
+                return {steps[0]: error}
+        try:
+            answer = receive(message, regions)
+        except Exception as raised:  # of what the user's classes run
+            answer = _refusal(raised, where), traceback.format_exc()
+        if isinstance(answer, list):
+            return dict(zip(steps, answer, strict=True))
+        if len(steps) > 1:
+            for each in steps:
+                self.request(each, range(each, each + 1), self._schedule)
+            return {}
+        error, text = answer
+        error.__cause__ = RemoteTraceback(text)
         return {steps[0]: error}
 
-    def _send(self, index: int, requests: Iterable[_Request]) -> _Peer:
-        """Send requests to a worker; to one that has replaced another, all that are not answered."""
+    def _send(self, index: int, tasks: Collection[Task]) -> _Peer:
+        """Send tasks to a worker in one message; to one that has replaced another, all that are not answered."""
+        if not self.is_mine:
+            raise WorkerError(
+                "the worker processes belong to another process",
+                found="an iterator that was begun before this process was forked",
+                remedy="begin a new one: iter(loader)",
+            )
         channel, peer = self._pool.workers[index].channel, self._peers[index]
         if peer is None or peer.channel is not channel:
             peer = self._peers[index] = _Peer(channel, BorrowedRegions(channel.memory))
-            requests = self._requests[index]
-        for task, schedule in requests:
-            news = None if schedule is peer.schedule else schedule
-            peer.schedule = schedule
-            _serialize(task, news, peer.regions.take_returned(), self._rank).send(channel)
+            tasks = self._requests[index]
+        if tasks:
+            news, peer.schedule = None if peer.schedule is self._schedule else self._schedule, self._schedule
+            serialize((news, peer.regions.take_returned(), [*tasks])).send(channel)
         return peer
 
     def close(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -275,68 +302,50 @@ class BuildHandler:
             self._builder.allocate = self._regions.allocate
             if (library := native_library()) is not None:
                 library.rankfeed_use_nontemporal_stores()
-        schedule, returned, task = receive(message)
+        schedule, returned, tasks = receive(message)
         self._schedule = self._schedule if schedule is None else schedule
         for region in returned:
             self._regions.take_back(region)
-        self._serialized(task).send(channel)
+        for task in tasks:
+            self._answer(task).send(channel)
 
-    def _serialized(self, task: Task) -> SerializedBatch:
+    def _answer(self, task: Task) -> SerializedBatch:
+        """The batches of a task; the error of one that has a single step, else None."""
         assert self._regions is not None
+        where = _where(self._rank, task)
         try:
-            batches = serialize(self._build(task), self._main_classes, self._regions)
-        except Exception as error:
-            refusal = WorkerError(
-                "a batch cannot be sent from its worker process",
-                found=f"{type(error).__name__}: {safe_str(error)}",
-                where=_where(self._rank, task),
-                remedy="let transform and collate_fn return what can be pickled, or use worker_kind='thread'",
-            )
-            return serialize(([], refusal, traceback.format_exc()))
-        # User code that kept an array may change it later: the rank gets a copy.
-        return batches._replace(buffers=self._regions.copy_kept(batches.buffers))
+            answer = serialize(self._build(task, where), self._main_classes, self._regions)
+            # User code that kept an array may change it later: the rank gets a copy.
+            return answer._replace(buffers=self._regions.copy_kept(answer.buffers))
+        except Exception as raised:
+            if len(_steps_of(task)) > 1:
+                return serialize(None)
+            error = raised if isinstance(raised, RankfeedError) else _refusal(raised, where)
+            return serialize((error, traceback.format_exc()))
 
-    def _build(self, task: Task) -> list[BatchResult] | tuple[list[BatchResult], RankfeedError, str]:
-        """The batches; if one fails, those before it and the error."""
-        results: list[BatchResult] = []
+    def _build(self, task: Task, where: str) -> list[BatchResult]:
         try:
             if isinstance(task, BatchSpec):
                 return [self._builder.build(task)]
             assert self._schedule is not None
-            for result in self._builder.build_steps(self._schedule, task):
-                results.append(result)
-        except RankfeedError as error:
-            return results, error, traceback.format_exc()
+            return list(self._builder.build_steps(self._schedule, task))
+        except RankfeedError:
+            raise
         except BaseException as error:  # of the user's code: interrupts are not delivered to workers
-            where = f"rank {self._rank}, step {_steps_of(task)[len(results)]}"
-            raised = WorkerError(f"{type(error).__name__}: {safe_str(error)}", where=where)
-            return results, raised, traceback.format_exc()
-        return results
+            raise WorkerError(f"{type(error).__name__}: {safe_str(error)}", where=where) from error
 
 
-def _serialize(task: Task, schedule: Schedule | None, returned: list[int], rank: int) -> SerializedBatch:
-    try:
-        return serialize((schedule, returned, task))
-    except Exception as error:
-        raise StreamError(
-            "samples of the stream cannot be sent to a worker process",
-            found=f"{type(error).__name__}: {safe_str(error)}",
-            where=_where(rank, task),
-            remedy="let the stream yield what can be pickled, or use worker_kind='thread'",
-        ) from error
+def _refusal(error: Exception, where: str) -> WorkerError:
+    return WorkerError(
+        "a batch cannot be sent from its worker process",
+        found=f"{type(error).__name__}: {safe_str(error)}",
+        where=where,
+        remedy="let transform and collate_fn return what can be pickled, or use worker_kind='thread'",
+    )
 
 
 def _steps_of(task: Task) -> Sequence[int]:
     return (task.step,) if isinstance(task, BatchSpec) else task
-
-
-def _split(requests: Iterable[_Request]) -> deque[_Request]:
-    """Requests of one step each."""
-    found: deque[_Request] = deque()
-    for task, schedule in requests:
-        steps = [task] if isinstance(task, BatchSpec) else [range(each, each + 1) for each in task]
-        found += [(each, schedule) for each in steps]
-    return found
 
 
 def _where(rank: int, task: Task) -> str:

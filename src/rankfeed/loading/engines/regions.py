@@ -22,6 +22,8 @@ Buffer = npt.NDArray[np.uint8]
 MIN_BYTES = 1 << 16
 #: Bytes mapped at once, or one larger region: a process has at most 65530 mappings (vm.max_map_count).
 _WINDOW = 1 << 26
+#: Regions returned at once.
+_MAX_RETURNED = 256
 
 
 class RegionSlice(NamedTuple):
@@ -183,8 +185,5 @@ class BorrowedRegions:
         return {each: bases[each.region][each.start : each.start + each.nbytes].data for each in places}
 
     def take_returned(self) -> list[int]:
-        """Offsets of the regions that are free again since the last call."""
-        offsets = []
-        while self._returned:
-            offsets.append(self._returned.popleft())
-        return offsets
+        """Offsets of regions that are free again; some, so that the message that has them is small."""
+        return [self._returned.popleft() for _ in range(min(len(self._returned), _MAX_RETURNED))]

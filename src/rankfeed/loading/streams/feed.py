@@ -257,13 +257,11 @@ class StreamBatches:
             raise self._failure
         reader = self._reader or self._open()
         options, processes, specs = self._options, self.processes, self._specs
-        wait_ready = process.INLINE_AFTER
-        while not options.num_workers or (processes is not None and not processes.start(wait_ready)):
+        while not options.num_workers or (processes is not None and not processes.start()):
             item = next(specs, None)
             if item is None:
                 return
             yield self._builder.build(item[0]), item[1]
-            wait_ready = 0.0
         read_pool, build_pool = DaemonPool(1, "rankfeed-read"), DaemonPool(options.num_workers, "rankfeed")
 
         def build(step: int, read: Future[tuple[BatchSpec, StreamPosition] | None]) -> PositionedBatch | None:
@@ -280,8 +278,6 @@ class StreamBatches:
             for batch in run_ahead(count(), submit, options.num_workers * options.prefetch_factor):
                 if batch is None:
                     return
-                if processes is not None:
-                    processes.delivered += 1
                 yield batch
         finally:
             build_pool.close()
