@@ -20,11 +20,11 @@
 #endif
 
 #define EXPORT __attribute__((visibility("default")))
-/* Rows ahead of the copy whose first cache lines are loaded: far enough to hide a miss of cache and TLB. */
+/* Rows ahead of the copy whose first cache lines are loaded (of 2 KiB, all): far enough to hide a miss of cache and TLB. */
 #define AHEAD 4
 #define AHEAD_SMALL 16 /* of rows of at most two lines, without lengths */
 #define LINE 64
-#define MAX_LINES 8
+#define MAX_LINES 32
 #define MIN_NONTEMPORAL 512 /* bytes of a row */
 
 static __thread sigjmp_buf truncated;
