@@ -70,6 +70,15 @@ def again(reference: Reference) -> int:
     return drain(reference.epoch(), 3.0)
 
 
+def read_all(folder: Path) -> None:
+    """Read the files below a folder into the page cache, from which writing others may have driven them."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.read(1 << 24):
+                    pass
+
+
 def large(folder: Path, runs: int, scale: float) -> Figures:
     found: Figures = {}
     for name, count in (("ragged", 244_000), ("tokens", 3_900_000)):
@@ -82,6 +91,7 @@ def large(folder: Path, runs: int, scale: float) -> Figures:
                 size = (folder / "values").stat().st_size // shards
                 rows = ({"x": row} for row in kind.rows(count))
                 source = rf.write(rows, data, shard_bytes=size, progress=False)
+                read_all(folder)
                 contestants: dict[str, Callable[[], int]] = {"reference": partial(again, reference)}
                 for label, workers in (("inline", 0), ("2 threads", 2)):
                     loader = rf.Loader(source, kind.batch_size, shuffle="global", num_workers=workers, lanes=1)
