@@ -96,7 +96,7 @@ def test_killed_in_mid_epoch_and_resumed_on_other_ranks_nothing_is_lost_or_repea
     assert first[: len(second)] != second, "a new order each epoch"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(700)
 def test_ranks_without_a_sample_left_take_part_and_count_for_nothing(tmp_path: Path) -> None:
     alone = arguments(per_device_train_batch_size=1, save_steps=81, num_train_epochs=1)
@@ -514,7 +514,7 @@ def test_tokens_are_padded_for_a_model() -> None:
     assert sorted(batch) == ["attention_mask", "input_ids", "labels", "x"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(700)
 def test_the_example_trains_on_two_processes_and_goes_on_on_one(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "examples" / "transformers_tokens.py"

@@ -325,7 +325,7 @@ def test_every_sample_once_in_equal_steps_where_shards_cannot_be_dealt_to_two_ra
         check(each, results)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_every_sample_once_in_equal_steps_where_shards_cannot_be_dealt_to_three_ranks(
     data: Path, tmp_path: Path

@@ -220,7 +220,7 @@ def test_the_whole_table(launcher: str, ranks: int, tmp_path: Path) -> None:
     print(f"{launcher}, {ranks} ranks: {len(cells)} cells")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_nothing_is_lost_or_repeated_when_a_rank_is_killed_and_others_go_on(tmp_path: Path) -> None:
     check_all_killed("mpich", ["loader:fork:2:launcher", "ddp:fork:0"], tmp_path, 200)
 
