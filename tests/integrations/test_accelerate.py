@@ -61,15 +61,15 @@ def test_each_sample_once_in_equal_steps_however_accelerate_would_share_batches_
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("ranks", "every"), [(3, 3), (1, 1), (2, 1), (3, 1), (4, 1)])
-def test_metrics_are_exact_to_the_last_sample_for_every_size(ranks: int, every: int, tmp_path: Path) -> None:
-    results = run(ranks, tmp_path, "metrics", str(every))
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_metrics_are_exact_to_the_last_sample_for_every_size(ranks: int, tmp_path: Path) -> None:
+    results = run(ranks, tmp_path, "metrics", "1")
     assert all(result == results[0] for result in results), "every rank gets the same"
     sizes = Counter((cell["tail"], cell["samples"]) for cell in results[0])
     assert sizes == {
         (tail, size): 2
         for tail in ("pad", "even", "drop")
-        for size in range(1, 41, every)
+        for size in range(1, 41)
         if size >= ranks or tail == "pad"
     }
     for cell in results[0]:

@@ -105,7 +105,8 @@ class Loader(DataLoaderCompat):
             rows that are only copied are copied one batch ahead (several small ones) by a native thread, if this
             process has more than one CPU. A stream is read once per rank, by one thread.
         worker_kind: "thread" or "process"; the batches are the same.
-        prefetch_factor: batches that each worker builds ahead; more of small ones, built several at once.
+        prefetch_factor: batches that each worker builds ahead (a process: at most 64); more of small ones, built
+            several at once.
         device: device that tensors are moved to; an accelerator asynchronously, through pinned memory.
         topology: rank and world size; detected at the first ``len`` or ``iter`` if left out.
         on_error: only "raise".
