@@ -25,6 +25,7 @@
 #define AHEAD_SMALL 16 /* of rows of at most two lines, without lengths */
 #define LINE 64
 #define MAX_LINES 32
+#define PART (256 << 10) /* bytes that a thread copies at a time */
 #define MIN_NONTEMPORAL 512 /* bytes of a row */
 
 static __thread sigjmp_buf truncated;
@@ -175,8 +176,7 @@ static void store(char *to, const char *from, int64_t n, int32_t bypass) {
  * Without offsets, row i is copied to i * stride and filled up to stride bytes with zeros. With offsets, stride is the size
  * of `out`: offsets from damaged lengths may not be ascending.
  */
-EXPORT int64_t rankfeed_copy_rows(const rows_t *given, int64_t at, int64_t n, const int64_t *offsets, char *out,
-                                  int64_t stride) {
+static int64_t copy_rows(const rows_t *given, int64_t at, int64_t n, const int64_t *offsets, char *out, int64_t stride) {
     const rows_t local = *given, *rows = &local; /* in registers */
     const int32_t bypass = nontemporal && stride < INT64_MAX; /* strings are copied once more */
     volatile int64_t row = 0;
@@ -226,17 +226,25 @@ EXPORT int64_t rankfeed_copy_rows(const rows_t *given, int64_t at, int64_t n, co
 #ifdef __SSE2__
     _mm_sfence(); /* another process may read the batch from now on */
 #endif
-    return find_truncated(rows, at, n); /* the rest of a page behind the end of a file reads as zeros */
+    return 0;
 }
 
-/* A copy that a thread of this library makes: the arguments of rankfeed_copy_rows, what it returned, and its time. Python
- * sets `result` to LOST and `done` to 1, which is right for one that is never submitted. */
+/* The same, and find a file that was truncated: the rest of a page behind its end reads as zeros. */
+EXPORT int64_t rankfeed_copy_rows(const rows_t *rows, int64_t at, int64_t n, const int64_t *offsets, char *out,
+                                  int64_t stride) {
+    int64_t found = copy_rows(rows, at, n, offsets, out, stride);
+    return found ? found : find_truncated(rows, at, n);
+}
+
+/* A copy that threads make together: the arguments of rankfeed_copy_rows, what it returned, the time of all threads, how
+ * many rows were taken, and how many threads copy. Python sets `result` to LOST and `done` to 1, which is right for one that
+ * is never submitted. */
 typedef struct job {
     const rows_t *rows;
     int64_t at, n;
     const int64_t *offsets;
     char *out;
-    int64_t stride, result, done, nanoseconds;
+    int64_t stride, result, done, nanoseconds, taken, copying;
     struct job *next;
 } job_t;
 
@@ -244,7 +252,7 @@ enum { LOST = -1 }; /* the result of a job whose thread a fork has left in the p
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t submitted = PTHREAD_COND_INITIALIZER, finished = PTHREAD_COND_INITIALIZER;
-static job_t *waiting, *running; /* the first job of each list; `running` is in no order */
+static job_t *jobs; /* submitted and not done, the oldest first */
 static int64_t threads;
 
 static int64_t now(void) {
@@ -253,30 +261,53 @@ static int64_t now(void) {
     return time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-static void remove_job(job_t **list, const job_t *job) {
+/* The oldest job with rows that no thread has taken. The lock is held, as in all that follows. */
+static job_t *next_job(void) {
+    job_t *job = jobs;
+    while (job && job->taken == job->n)
+        job = job->next;
+    return job;
+}
+
+/* Copy the next rows of a job, about PART bytes. */
+static void copy_part(job_t *job) {
+    const rows_t *rows = job->rows;
+    const int64_t first = job->taken;
+    uint64_t bytes = 0; /* unsigned: the lengths may be damaged */
+    while (job->taken < job->n && bytes < PART)
+        bytes += (uint64_t)(rows->lengths ? rows->lengths[job->at + job->taken] : 1) * (uint64_t)rows->width, job->taken++;
+    const int64_t n = job->taken - first;
+    const int64_t *offsets = job->offsets ? job->offsets + first : 0;
+    char *out = job->out + (offsets ? 0 : first * job->stride);
+    job->copying++;
+    pthread_mutex_unlock(&lock);
+    int64_t began = now();
+    int64_t found = copy_rows(rows, job->at + first, n, offsets, out, job->stride);
+    int64_t nanoseconds = now() - began;
+    pthread_mutex_lock(&lock);
+    job->nanoseconds += nanoseconds;
+    if (found)
+        job->result = first * FAULTS + found;
+    if (--job->copying || job->taken < job->n)
+        return;
+    if (!job->result) {
+        pthread_mutex_unlock(&lock);
+        found = find_truncated(rows, job->at, job->n);
+        pthread_mutex_lock(&lock);
+        job->result = found;
+    }
+    job_t **list = &jobs;
     while (*list != job)
         list = &(*list)->next;
-    *list = job->next;
+    *list = job->next, job->done = 1;
+    pthread_cond_broadcast(&finished);
 }
 
 static void *run_jobs(void *unused) {
     (void)unused;
     pthread_mutex_lock(&lock);
-    for (;;) {
-        while (!waiting)
-            pthread_cond_wait(&submitted, &lock);
-        job_t *job = waiting;
-        waiting = job->next;
-        job->next = running, running = job;
-        pthread_mutex_unlock(&lock);
-        int64_t began = now();
-        int64_t result = rankfeed_copy_rows(job->rows, job->at, job->n, job->offsets, job->out, job->stride);
-        int64_t nanoseconds = now() - began;
-        pthread_mutex_lock(&lock);
-        remove_job(&running, job);
-        job->nanoseconds = nanoseconds, job->result = result, job->done = 1;
-        pthread_cond_broadcast(&finished);
-    }
+    for (job_t *job;;)
+        (job = next_job()) ? copy_part(job) : (void)pthread_cond_wait(&submitted, &lock);
     return 0;
 }
 
@@ -289,11 +320,9 @@ static void after_fork(void) {
 }
 
 static void after_fork_in_child(void) {
-    for (job_t *job = waiting; job; job = job->next)
+    for (job_t *job = jobs; job; job = job->next)
         job->result = LOST, job->done = 1;
-    for (job_t *job = running; job; job = job->next)
-        job->result = LOST, job->done = 1;
-    waiting = running = 0, threads = 0;
+    jobs = 0, threads = 0;
     pthread_cond_init(&submitted, 0);
     pthread_cond_init(&finished, 0);
     pthread_mutex_init(&lock, 0);
@@ -319,29 +348,28 @@ static void start_threads(int64_t wanted) {
     pthread_sigmask(SIG_SETMASK, &before, 0);
 }
 
-/* Let one of `wanted` threads make a copy. Returns 0 if there is no thread. */
+/* Let `wanted` threads make a copy. Returns 0 if there is no thread, or nothing to copy. */
 EXPORT int32_t rankfeed_submit(job_t *job, int64_t wanted) {
     pthread_mutex_lock(&lock);
     if (threads < wanted)
         start_threads(wanted);
-    int32_t is_submitted = threads > 0;
+    int32_t is_submitted = threads > 0 && job->n > 0;
     if (is_submitted) {
-        job->done = 0;
-        job_t **last = &waiting;
+        job_t **last = &jobs;
         while (*last)
             last = &(*last)->next;
-        job->next = 0, *last = job;
+        job->result = job->done = 0, job->next = 0, *last = job;
         pthread_cond_signal(&submitted);
     }
     pthread_mutex_unlock(&lock);
     return is_submitted;
 }
 
-/* Wait until a submitted copy is made; returns what rankfeed_copy_rows returned, or LOST. */
+/* Make copies with the threads until a submitted one is made; returns what rankfeed_copy_rows returned, or LOST. */
 EXPORT int64_t rankfeed_wait(job_t *job) {
     pthread_mutex_lock(&lock);
-    while (!job->done)
-        pthread_cond_wait(&finished, &lock);
+    for (job_t *next; !job->done;)
+        (next = next_job()) ? copy_part(next) : (void)pthread_cond_wait(&finished, &lock);
     pthread_mutex_unlock(&lock);
     return job->result;
 }

@@ -24,6 +24,8 @@ class CopyJob(ctypes.Structure):
         ("result", ctypes.c_int64),
         ("done", ctypes.c_int64),
         ("nanoseconds", ctypes.c_int64),
+        ("taken", ctypes.c_int64),
+        ("copying", ctypes.c_int64),
         ("next", ctypes.c_void_p),
     )
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,13 @@ COUNT = 600
 
 @pytest.fixture(scope="module", params=["small", "large", "bytes"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of a few bytes, of 16 KiB and more, and byte strings beside text."""
+    """Rows of a few bytes, of 16 KiB and more, and byte strings beside text; threads share large batches."""
     made = tmp_path_factory.mktemp(request.param)
     rng = np.random.default_rng(3)
     size = 9 if request.param == "small" else 4096
     rows: list[dict[str, Any]]
     if request.param == "bytes":
-        rows = [{"raw": rng.bytes(100 + i * 97 % 20_000), "name": f"sämple {i}"} for i in range(COUNT)]
+        rows = [{"raw": rng.bytes(100 + i * 997 % 80_000), "name": f"sämple {i}"} for i in range(COUNT)]
     else:
         rows = [{"x": np.full(size, i, np.float32), "r": np.full((1 + i % 7, size), i)} for i in range(COUNT)]
     rf.write(rows, made / "data", shard_bytes=4_000_000, progress=False)
@@ -125,7 +126,7 @@ def test_without_workers_and_a_second_cpu_nothing_is_copied_ahead(folder: Path, 
 def test_a_truncated_file_is_an_error_of_the_step_that_reads_it(tmp_path: Path, workers: int) -> None:
     rows = ({"x": np.full(4096, i, np.float32)} for i in range(400))
     rf.write(rows, tmp_path / "data", shard_bytes=2_000_000, progress=False)
-    ours = rf.Loader(rf.open(tmp_path / "data"), 16, num_workers=workers, topology=rf.Topology())
+    ours = rf.Loader(rf.open(tmp_path / "data"), 32, num_workers=workers, topology=rf.Topology())
     counted: Counter[float] = Counter()
     batches = iter(ours)
     counted.update(next(batches)["x"][:, 0].tolist())
@@ -145,6 +146,14 @@ def copies(count: int) -> tuple[PendingCopies, list[np.ndarray[Any, Any]], np.nd
     pending = PendingCopies(2)
     begin_copies(pending, lambda: [rows.copy_rows(out) for out in outs])
     return pending, outs, values
+
+
+def test_a_thread_that_waits_for_copies_makes_some_of_them() -> None:
+    pending, outs, values = copies(40)
+    before = time.thread_time()
+    assert pending.wait()
+    assert time.thread_time() - before > pending.seconds / 20
+    assert all((out == values).all() for out in outs)
 
 
 def test_a_forked_process_does_not_wait_for_copies_of_its_parent() -> None:

@@ -20,7 +20,7 @@ def copy_ahead(
     """The batches of rows that are only copied, built in the thread that iterates, except for the copies.
 
     Each worker is a thread that copies ``prefetch_factor`` batches ahead, more of small ones. Without workers one
-    thread copies one batch ahead.
+    thread copies one batch ahead. While a batch is waited for, the thread that iterates copies as well.
     """
     depth = num_workers * prefetch_factor or 1
     pending: deque[tuple[list[BatchResult], PendingCopies]] = deque()
