@@ -25,7 +25,7 @@
 #define AHEAD_SMALL 16 /* of rows of at most two lines, without lengths */
 #define LINE 64
 #define MAX_LINES 32
-#define PART (256 << 10) /* bytes that a thread copies at a time */
+#define PART (256 << 10) /* bytes that a thread copies at a time, at least */
 #define MIN_NONTEMPORAL 512 /* bytes of a row */
 
 static __thread sigjmp_buf truncated;
@@ -78,7 +78,7 @@ typedef struct {
 } memory_t;
 
 /* Rows of a column. Row i begins first[i] * step bytes into memory[part[i]] and has lengths[i] elements of `width` bytes.
- * Without part, all rows are in memory[0]; without lengths, each has one element. */
+ * Without part, all rows are in memory[0]; without lengths, each has one element. None of these arrays is in a file. */
 typedef struct {
     memory_t *memory;
     const int32_t *part;
@@ -236,15 +236,15 @@ EXPORT int64_t rankfeed_copy_rows(const rows_t *rows, int64_t at, int64_t n, con
     return found ? found : find_truncated(rows, at, n);
 }
 
-/* A copy that threads make together: the arguments of rankfeed_copy_rows, what it returned, the time of all threads, how
- * many rows were taken, and how many threads copy. Python sets `result` to LOST and `done` to 1, which is right for one that
- * is never submitted. */
+/* A copy that threads make together: the arguments of rankfeed_copy_rows; what it returned for rows that it could not copy,
+ * or 0; whether it is made; the time of the threads of this library; rows that are taken, and threads that copy some of them.
+ * Python sets `result` to LOST and `done` to 1, which is right for one that is never submitted, and the rest to 0. */
 typedef struct job {
     const rows_t *rows;
     int64_t at, n;
     const int64_t *offsets;
     char *out;
-    int64_t stride, result, done, nanoseconds, taken, copying;
+    int64_t stride, result, done, nanoseconds, taken, active;
     struct job *next;
 } job_t;
 
@@ -261,7 +261,7 @@ static int64_t now(void) {
     return time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* The oldest job with rows that no thread has taken. The lock is held, as in all that follows. */
+/* The oldest job with rows that are not taken. The lock is held by the caller. */
 static job_t *next_job(void) {
     job_t *job = jobs;
     while (job && job->taken == job->n)
@@ -269,30 +269,37 @@ static job_t *next_job(void) {
     return job;
 }
 
-/* Copy the next rows of a job, about PART bytes. */
-static void copy_part(job_t *job) {
+/* Take the next rows of a job, at least PART bytes; returns their number. */
+static int64_t take_rows(job_t *job) {
     const rows_t *rows = job->rows;
     const int64_t first = job->taken;
-    uint64_t bytes = 0; /* unsigned: the lengths may be damaged */
-    while (job->taken < job->n && bytes < PART)
-        bytes += (uint64_t)(rows->lengths ? rows->lengths[job->at + job->taken] : 1) * (uint64_t)rows->width, job->taken++;
-    const int64_t n = job->taken - first;
-    const int64_t *offsets = job->offsets ? job->offsets + first : 0;
+    uint64_t bytes = 0; /* unsigned: lengths may be damaged */
+    for (; job->taken < job->n && bytes < PART; job->taken++) {
+        uint64_t length = job->offsets && rows->lengths ? rows->lengths[job->at + job->taken] : 1;
+        bytes += length * (job->offsets ? rows->width : job->stride);
+    }
+    return job->taken - first;
+}
+
+/* Copy some rows of a job. The lock is held by the caller, but not while rows are copied. */
+static void copy_part(job_t *job, int32_t is_timed) {
+    const int64_t first = job->taken, n = take_rows(job), *offsets = job->offsets ? job->offsets + first : 0;
     char *out = job->out + (offsets ? 0 : first * job->stride);
-    job->copying++;
+    job->active++;
     pthread_mutex_unlock(&lock);
     int64_t began = now();
-    int64_t found = copy_rows(rows, job->at + first, n, offsets, out, job->stride);
+    int64_t found = copy_rows(job->rows, job->at + first, n, offsets, out, job->stride);
     int64_t nanoseconds = now() - began;
     pthread_mutex_lock(&lock);
-    job->nanoseconds += nanoseconds;
+    if (is_timed)
+        job->nanoseconds += nanoseconds;
     if (found)
-        job->result = first * FAULTS + found;
-    if (--job->copying || job->taken < job->n)
+        job->result = found, job->taken = job->n; /* the rest need not be copied */
+    if (--job->active || job->taken < job->n)
         return;
     if (!job->result) {
         pthread_mutex_unlock(&lock);
-        found = find_truncated(rows, job->at, job->n);
+        found = find_truncated(job->rows, job->at, job->n);
         pthread_mutex_lock(&lock);
         job->result = found;
     }
@@ -307,7 +314,7 @@ static void *run_jobs(void *unused) {
     (void)unused;
     pthread_mutex_lock(&lock);
     for (job_t *job;;)
-        (job = next_job()) ? copy_part(job) : (void)pthread_cond_wait(&submitted, &lock);
+        (job = next_job()) ? copy_part(job, 1) : (void)pthread_cond_wait(&submitted, &lock);
     return 0;
 }
 
@@ -348,7 +355,7 @@ static void start_threads(int64_t wanted) {
     pthread_sigmask(SIG_SETMASK, &before, 0);
 }
 
-/* Let `wanted` threads make a copy. Returns 0 if there is no thread, or nothing to copy. */
+/* Let threads make a copy, of which there are at least `wanted`. Returns 0 if there is none, or nothing to copy. */
 EXPORT int32_t rankfeed_submit(job_t *job, int64_t wanted) {
     pthread_mutex_lock(&lock);
     if (threads < wanted)
@@ -358,20 +365,21 @@ EXPORT int32_t rankfeed_submit(job_t *job, int64_t wanted) {
         job_t **last = &jobs;
         while (*last)
             last = &(*last)->next;
-        job->result = job->done = 0, job->next = 0, *last = job;
+        job->result = job->done = 0, *last = job;
         pthread_cond_signal(&submitted);
     }
     pthread_mutex_unlock(&lock);
     return is_submitted;
 }
 
-/* Make copies with the threads until a submitted one is made; returns what rankfeed_copy_rows returned, or LOST. */
-EXPORT int64_t rankfeed_wait(job_t *job) {
+/* Wait until a submitted copy is made; returns whether it was. Meanwhile this thread takes parts, of later copies too: it would
+ * sleep for longer than the last part of this one takes. */
+EXPORT int32_t rankfeed_wait(job_t *job) {
     pthread_mutex_lock(&lock);
     for (job_t *next; !job->done;)
-        (next = next_job()) ? copy_part(next) : (void)pthread_cond_wait(&finished, &lock);
+        (next = next_job()) ? copy_part(next, 0) : (void)pthread_cond_wait(&finished, &lock);
     pthread_mutex_unlock(&lock);
-    return job->result;
+    return !job->result;
 }
 
 static uint64_t hash(uint64_t keyed) {

@@ -12,7 +12,7 @@ _Nothing = ctypes.c_char * 0
 
 
 class CopyJob(ctypes.Structure):
-    """The ``job_t`` of the native library, which a thread of it may use until ``rankfeed_wait`` returns."""
+    """The ``job_t`` of the native library, whose threads may use it until ``rankfeed_wait`` returns."""
 
     _fields_ = (
         ("rows", ctypes.c_char_p),
@@ -25,7 +25,7 @@ class CopyJob(ctypes.Structure):
         ("done", ctypes.c_int64),
         ("nanoseconds", ctypes.c_int64),
         ("taken", ctypes.c_int64),
-        ("copying", ctypes.c_int64),
+        ("active", ctypes.c_int64),
         ("next", ctypes.c_void_p),
     )
 
@@ -46,7 +46,7 @@ def native_library() -> Any:
     library.rankfeed_submit.argtypes = [ctypes.POINTER(CopyJob), number]
     library.rankfeed_submit.restype = ctypes.c_int32
     library.rankfeed_wait.argtypes = [ctypes.POINTER(CopyJob)]
-    library.rankfeed_wait.restype = number
+    library.rankfeed_wait.restype = ctypes.c_int32
     library.rankfeed_use_nontemporal_stores.argtypes = []
     library.rankfeed_use_nontemporal_stores.restype = None
     library.rankfeed_advise.argtypes = [*rows, ctypes.c_int32]

@@ -306,13 +306,14 @@ class RowPointers:
 class PendingCopies:
     """Copies that are made by threads of the native library, without the GIL: those begun in `begin_copies`.
 
-    What they read and write is kept until they are made.
+    The thread that waits for a copy makes parts of it, or of later ones. What copies read and write is kept until
+    they are made.
     """
 
     def __init__(self, threads: int) -> None:
         self._threads, self._library = threads, native_library()  # which the interpreter's end does not take away
         self._jobs: list[CopyJob] = []
-        #: Seconds that the copies took which have been made.
+        #: Seconds that threads of the library took for the copies which have been made.
         self.seconds = 0.0
 
     def add(self, rows: RowPointers, address: int, offsets: Int64 | None, stride: int, keep: Any) -> None:
@@ -322,7 +323,7 @@ class PendingCopies:
         # Kept before it is begun: an interrupt may come after each call.
         _BEGUN[id(job)] = job, rows, offsets, keep
         self._jobs.append(job)
-        if not self._library.rankfeed_submit(job, self._threads):  # no thread can be started
+        if not self._library.rankfeed_submit(job, self._threads):  # there is no thread, or no row
             self._jobs.pop()
             del _BEGUN[id(job)]
             rows._copy_to(address, offsets, stride)
@@ -332,7 +333,7 @@ class PendingCopies:
         all_made = True
         while self._jobs:
             job = self._jobs[-1]
-            all_made &= self._library.rankfeed_wait(job) == 0
+            all_made &= bool(self._library.rankfeed_wait(job))
             self.seconds += job.nanoseconds / 1e9
             self._jobs.pop()
             _BEGUN.pop(id(job), None)
