@@ -319,7 +319,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of samples")
     parser.add_argument("--turns", type=int, default=5, help="turns that count, after one to warm up")
     parser.add_argument("--starts", type=int, default=5, help="fresh processes for the first batch and for resume")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a turn, in which epochs follow each other")
+    parser.add_argument("--seconds", type=float, default=3.0, help="in which a turn begins epochs")
     parser.add_argument("--workload", choices=list(WORKLOADS), action="append", help="one workload (repeatable)")
     parser.add_argument("--loader", choices=list(PEERS), action="append", help="one loader beside the reference")
     parser.add_argument("--folder", help="where to put the data, 15 GB (default: a temporary folder)")

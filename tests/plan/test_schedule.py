@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,6 +115,20 @@ def plan_of(n: int) -> Plan:
 
 
 # The model
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_steps_computed_together_are_those_computed_one_by_one(tail: Any, lanes: int) -> None:
+    for (world_size, batch_size), samples in product(TOPOLOGIES[:16], (7, 24, 61)):
+        topology = Topology(rank=world_size - 1, world_size=world_size)
+        schedule = Schedule(Plan(samples, lanes=lanes), batch_size=batch_size, topology=topology, tail=tail)
+        for first, stride in product(range(len(schedule)), (1, 2, 5)):
+            steps = range(first, len(schedule), stride)
+            ids, edges = schedule.batches(steps)
+            assert [ids[low:high].tolist() for low, high in pairwise(edges)] == [
+                schedule.batch(each).tolist() for each in steps
+            ]
 
 
 @pytest.mark.parametrize("tail", TAILS)

@@ -4,7 +4,7 @@ Arithmetic on a plan, rank, world size and batch size. Workers do not appear: an
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
@@ -148,15 +148,15 @@ class Schedule:
             >>> schedule.batches(range(0, 3))
             (array([0, 1, 2, 3, 4, 5, 6]), [0, 3, 5, 7])
         """
-        if self._checked(steps[-1]) < self._full and self.plan.lanes == 1:  # intervals of one length
-            size, low = self.batch_size, self.start + self.rank * self.batch_size
-            firsts = np.arange(steps.start, steps.stop, steps.step) * self.global_batch_size + low
-            positions = np.add.outer(firsts, np.arange(size)).reshape(-1)
-            edges: Sequence[int] = range(0, len(positions) + 1, size)
-        else:
-            parts = [self._positions(step) for step in steps]
-            positions, edges = np.concatenate(parts), [0, *accumulate(map(len, parts))]
-        return self.plan.sample_ids(self.epoch, positions), edges
+        self._checked(steps[-1])
+        # Full steps without lanes are intervals of one length.
+        full = steps[: len(range(steps.start, self._full, steps.step)) if self.plan.lanes == 1 else 0]
+        size, low = self.batch_size, self.start + self.rank * self.batch_size
+        firsts = np.arange(full.start, full.stop, full.step) * self.global_batch_size + low
+        others = [self._positions(step) for step in steps[len(full) :]]
+        positions = np.concatenate([np.add.outer(firsts, np.arange(size)).reshape(-1), *others])
+        edges = accumulate([*repeat(size, len(full)), *map(len, others)], initial=0)
+        return self.plan.sample_ids(self.epoch, positions), [*edges]
 
     def valid(self, step: int) -> npt.NDArray[np.bool_]:
         """Mask of :meth:`batch`: bool [rows], False for padding."""
