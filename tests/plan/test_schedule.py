@@ -120,7 +120,7 @@ def plan_of(n: int) -> Plan:
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_steps_computed_together_are_those_computed_one_by_one(tail: Any, lanes: int) -> None:
-    for (world_size, batch_size), samples in product(TOPOLOGIES[:16], (7, 24, 61)):
+    for (world_size, batch_size), samples in product(TOPOLOGIES, (7, 24, 61)):
         topology = Topology(rank=world_size - 1, world_size=world_size)
         schedule = Schedule(Plan(samples, lanes=lanes), batch_size=batch_size, topology=topology, tail=tail)
         for first, stride in product(range(len(schedule)), (1, 2, 5)):

@@ -271,13 +271,13 @@ static job_t *next_job(void) {
 
 /* Take the next rows of a job, at least PART bytes; returns their number. */
 static int64_t take_rows(job_t *job) {
-    const rows_t *rows = job->rows;
-    const int64_t first = job->taken;
-    uint64_t bytes = 0; /* unsigned: lengths may be damaged */
-    for (; job->taken < job->n && bytes < PART; job->taken++) {
-        uint64_t length = job->offsets && rows->lengths ? rows->lengths[job->at + job->taken] : 1;
-        bytes += length * (job->offsets ? rows->width : job->stride);
-    }
+    const int64_t first = job->taken, left = job->n - first, *lengths = job->offsets ? job->rows->lengths : 0;
+    const uint64_t size = job->offsets ? job->rows->width : job->stride;
+    if (!lengths) /* rows of one size */
+        job->taken += size && PART / size < (uint64_t)left ? (int64_t)(PART / size) + 1 : left;
+    else
+        for (uint64_t bytes = 0; job->taken < job->n && bytes < PART; job->taken++)
+            bytes += lengths[job->at + job->taken] * size; /* unsigned: lengths may be damaged */
     return job->taken - first;
 }
 

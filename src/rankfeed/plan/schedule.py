@@ -4,7 +4,7 @@ Arithmetic on a plan, rank, world size and batch size. Workers do not appear: an
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
@@ -155,7 +155,7 @@ class Schedule:
         firsts = np.arange(full.start, full.stop, full.step) * self.global_batch_size + low
         others = [self._positions(step) for step in steps[len(full) :]]
         positions = np.concatenate([np.add.outer(firsts, np.arange(size)).reshape(-1), *others])
-        edges = accumulate([*repeat(size, len(full)), *map(len, others)], initial=0)
+        edges = accumulate([size] * len(full) + [len(each) for each in others], initial=0)
         return self.plan.sample_ids(self.epoch, positions), [*edges]
 
     def valid(self, step: int) -> npt.NDArray[np.bool_]:
