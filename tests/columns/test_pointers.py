@@ -69,13 +69,14 @@ def test_rows_are_copied_padded_and_joined(case: tuple[Any, RowPointers], extra:
         longest = int(rows.lengths.max(initial=0)) + extra
         padded = np.ones((len(rows), longest, *values.shape[1:]), values.dtype)
         rows.copy_padded(padded)
-        offsets = np.concatenate([[0], np.cumsum(rows.lengths)]).astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(rows.lengths + extra)]).astype(np.int64)
         joined = np.ones((int(offsets[-1]), *values.shape[1:]), values.dtype)
         rows.copy_elements(joined, offsets)
     for row, each in enumerate(expected):
         assert padded[row, : len(each)].tobytes() == each.tobytes()
         assert padded[row, len(each) :].tobytes() == bytes(padded[row, len(each) :].nbytes)
-    assert joined.tobytes() == b"".join(each.tobytes() for each in expected)
+    behind = bytes(extra * values[:0].itemsize * int(np.prod(values.shape[1:])))
+    assert joined.tobytes() == b"".join(each.tobytes() + behind for each in expected)
 
 
 @pytest.mark.parametrize("native", [True, False])

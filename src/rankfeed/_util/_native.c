@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 #ifdef __SSE2__
@@ -27,6 +28,7 @@
 #define MAX_LINES 32
 #define PART (256 << 10) /* bytes that a thread copies at a time, at least */
 #define MIN_NONTEMPORAL 512 /* bytes of a row */
+#define TIME_SLICE 20000000 /* nanoseconds */
 
 static __thread sigjmp_buf truncated;
 static __thread volatile sig_atomic_t copying;
@@ -171,14 +173,30 @@ static void store(char *to, const char *from, int64_t n, int32_t bypass) {
     from ? memcpy(to, from, n) : memset(to, 0, n);
 }
 
-/* Copy n rows from row `at` to element offsets[i] of `out`, for i from 0.
+#define ANYWHERE INT64_MAX /* as a stride: rows that do not follow each other, such as byte strings of Python */
+
+/* Find where row i is copied to, and where its padding ends. Returns whether it fits: offsets may be from damaged lengths. */
+static int find_target(const int64_t *offsets, int64_t i, int64_t width, int64_t stride, int64_t size, int64_t *target,
+                       int64_t *end) {
+    if (!offsets)
+        *target = i * stride, *end = *target + stride;
+    else if (__builtin_mul_overflow(offsets[i], width, target))
+        return 0;
+    else if (stride == ANYWHERE)
+        *end = *target + size;
+    else if (__builtin_mul_overflow(offsets[i + 1], width, end) || *end > stride)
+        return 0;
+    return *target >= 0 && *end >= *target && size <= *end - *target;
+}
+
+/* Copy n rows from row `at` to `out`, for i from 0, and fill the rest of their space with zeros.
  *
- * Without offsets, row i is copied to i * stride and filled up to stride bytes with zeros. With offsets, stride is the size
- * of `out`: offsets from damaged lengths may not be ascending.
+ * Without offsets, row i has the stride bytes from i * stride. With offsets, it has the elements from offsets[i] to
+ * offsets[i + 1], and stride is the size of `out`; or ANYWHERE, where it has no more than its size from offsets[i].
  */
 static int64_t copy_rows(const rows_t *given, int64_t at, int64_t n, const int64_t *offsets, char *out, int64_t stride) {
     const rows_t local = *given, *rows = &local; /* in registers */
-    const int32_t bypass = nontemporal && stride < INT64_MAX; /* strings are copied once more */
+    const int32_t bypass = nontemporal && stride != ANYWHERE; /* strings are copied once more */
     volatile int64_t row = 0;
     /* Rows that follow each other in memory and in the batch are copied at once. */
     const char *run = 0;
@@ -191,12 +209,10 @@ static int64_t copy_rows(const rows_t *given, int64_t at, int64_t n, const int64
     copying = 1;
     for (int64_t i = 0; i < n; i++) {
         const memory_t *from;
-        int64_t size, start, target = offsets ? 0 : i * stride, fault = 0;
+        int64_t size, start, target, end, fault = 0;
         if (!find_row(rows, at + i, &from, &start, &size))
             fault = OUT_OF_BOUNDS;
-        else if (offsets ? __builtin_mul_overflow(offsets[i], rows->width, &target) || target < 0 || target > stride ||
-                               size > stride - target
-                         : size > stride)
+        else if (!find_target(offsets, i, rows->width, stride, size, &target, &end))
             fault = TOO_LONG;
         if (fault) {
             copying = 0;
@@ -216,8 +232,8 @@ static int64_t copy_rows(const rows_t *given, int64_t at, int64_t n, const int64
                 store(run_target, run, run_size, bypass);
             run = source, run_target = out + target, run_size = size, run_row = i;
         }
-        if (!offsets && size < stride)
-            store(out + target + size, 0, stride - size, bypass);
+        if (target + size < end)
+            store(out + target + size, 0, end - target - size, bypass);
     }
     row = run_row;
     if (run_size)
@@ -380,6 +396,23 @@ EXPORT int32_t rankfeed_wait(job_t *job) {
         (next = next_job()) ? copy_part(next, 0) : (void)pthread_cond_wait(&finished, &lock);
     pthread_mutex_unlock(&lock);
     return !job->result;
+}
+
+/* Ask for longer time slices of the calling thread. Linux before 6.12 and other systems give all threads the same. */
+EXPORT void rankfeed_use_long_slices(void) {
+#ifdef SYS_sched_setattr
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t slice, deadline, period;
+    } found; /* sched_attr, which not all C libraries declare */
+    if (!syscall(SYS_sched_getattr, 0, &found, sizeof found, 0) && !found.policy && found.slice < TIME_SLICE) {
+        found.slice = TIME_SLICE;
+        syscall(SYS_sched_setattr, 0, &found, 0);
+    }
+#endif
 }
 
 static uint64_t hash(uint64_t keyed) {

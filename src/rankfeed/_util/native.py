@@ -49,6 +49,8 @@ def native_library() -> Any:
     library.rankfeed_wait.restype = ctypes.c_int32
     library.rankfeed_use_nontemporal_stores.argtypes = []
     library.rankfeed_use_nontemporal_stores.restype = None
+    library.rankfeed_use_long_slices.argtypes = []
+    library.rankfeed_use_long_slices.restype = None
     library.rankfeed_advise.argtypes = [*rows, ctypes.c_int32]
     library.rankfeed_advise.restype = None
     values = [pointer, number, pointer, pointer, unsigned]

@@ -179,7 +179,6 @@ class Ragged(Segmented):
         offsets = np.append(np.repeat(first - starts * longest, rows), ends[-1])
         offsets[:-1] += np.arange(len(self)) * np.repeat(longest, rows)
         out = allocate((int(ends[-1]), *self.field.shape), self.dtype)
-        out.fill(0)
         self.pointers.copy_elements(out, offsets)
         places = zip(first.tolist(), ends.tolist(), rows.tolist(), longest.tolist(), strict=True)
         return [out[low:high].reshape(count, length, *self.field.shape) for low, high, count, length in places]

@@ -220,7 +220,10 @@ class RowPointers:
         self._copy(out, None, self.width)
 
     def copy_elements(self, out: Array, offsets: Int64) -> None:
-        """Copy the elements of each row to ``out[offsets[i]]`` and behind; ``offsets`` are int64 [rows + 1]."""
+        """Copy the elements of row i to ``out[offsets[i]:]``, and fill up to ``offsets[i + 1]`` with zeros.
+
+        ``offsets`` are int64 [rows + 1] and begin with 0.
+        """
         self._copy(out, offsets, out.nbytes)
 
     def copy_padded(self, out: Array) -> None:
@@ -242,10 +245,10 @@ class RowPointers:
         self._copy_to(address_of(out), offsets, stride, out)
 
     def _copy_to(self, address: int, offsets: Int64 | None, stride: int, keep: Any = None) -> None:
-        """Copy row i to element ``offsets[i]`` after an address; without these, every ``stride`` bytes, padded.
+        """Copy row i to element ``offsets[i]`` after an address, or every ``stride`` bytes, and pad it.
 
-        With offsets, ``stride`` is the number of bytes there. ``keep`` owns the memory at the address, if the rows
-        may be copied later.
+        With offsets, ``stride`` is the number of bytes there; _ANYWHERE for rows that do not follow each other and
+        are not padded. ``keep`` owns the memory at the address, if the rows may be copied later.
         """
         library, pending = native_library(), getattr(_LOCAL, "pending", None)
         if library is None:
@@ -433,13 +436,15 @@ def _copy_each(rows: RowPointers, address: int, offsets: Int64 | None, stride: i
     rows._check_bounds(sizes)
     sources = rows._of_part(0) + rows.first * rows.step
     rows._check_files()
-    if offsets is None and int(sizes.max(initial=0)) > stride:
-        raise rows._error(int(sizes.argmax()), _TOO_LONG, stride)
-    targets = address + (np.arange(len(sizes)) * stride if offsets is None else offsets[: len(sizes)] * rows.width)
-    for target, source, size in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
+    count = len(sizes)
+    targets = np.arange(count + 1) * stride if offsets is None else offsets * rows.width
+    spaces = sizes if stride == _ANYWHERE else np.diff(targets)
+    if (sizes > spaces).any():
+        raise rows._error(int((sizes > spaces).argmax()), _TOO_LONG, stride)
+    places = (address + targets[:count]).tolist()
+    for target, source, size, space in zip(places, sources.tolist(), sizes.tolist(), spaces.tolist(), strict=True):
         ctypes.memmove(target, source, size)
-        if offsets is None and size < stride:
-            ctypes.memset(target + size, 0, stride - size)
+        ctypes.memset(target + size, 0, space - size)
 
 
 def file_of(array: Array) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfeed._util.native import native_library
 from rankfeed._util.process_info import cpus_per_process
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult
 from rankfeed.loading.engines.copy import copy_ahead
@@ -74,8 +75,12 @@ class MapFeed:
     def _batches(self, schedule: Schedule, ranks_of_node: int) -> Iterator[BatchResult]:
         builder, options = self._builder, self._options
         uses_processes = options.num_workers > 0 and options.worker_kind == "process"
+        cpus, library = cpus_per_process(ranks_of_node), native_library()
+        if not cpus and library is not None:
+            # Ranks that share CPUs: after each switch, a rank loads its batches into the caches again.
+            library.rankfeed_use_long_slices()
         # Without workers, on a second CPU: on one that is taken, it slows down this rank or another.
-        may_copy = options.num_workers > 0 or cpus_per_process(ranks_of_node) > 1
+        may_copy = options.num_workers > 0 or cpus > 1
         if may_copy and not uses_processes and builder.copies_in_threads:
             return copy_ahead(builder, schedule, options.num_workers, options.prefetch_factor)
         if self._engine is None:

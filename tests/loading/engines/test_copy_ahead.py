@@ -94,6 +94,32 @@ def test_the_next_batches_are_copied_while_one_is_used(
 
 
 @pytest.mark.parametrize("folder", ["small"], indirect=True)
+def test_only_ranks_that_share_cpus_ask_for_longer_time_slices(folder: Path) -> None:
+    script = f"""
+        import os, re
+        import rankfeed as rf
+        def slice():
+            return re.findall("se.slice.* ([0-9]+)", open("/proc/self/sched").read())
+        os.nice(3)
+        print(*slice(), os.nice(0))
+        for ranks in (os.cpu_count(), os.cpu_count() + 1):
+            shared = rf.Topology(rank=0, world_size=ranks, local_rank=0, local_world_size=ranks)
+            next(iter(rf.Loader(rf.open({str(folder)!r}), 8, topology=shared)))
+            print(*slice(), os.nice(0))
+    """
+    found = Path("/proc/self/sched")
+    if not found.exists() or "se.slice" not in found.read_text():
+        pytest.skip("this system has time slices of one length")
+    if len(os.sched_getaffinity(0)) < (os.cpu_count() or 1):
+        pytest.skip("processes of this machine are bound to some CPUs")
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    before, one_each, shared = done.stdout.splitlines()
+    assert before == one_each
+    assert shared == "20000000 3"
+
+
+@pytest.mark.parametrize("folder", ["small"], indirect=True)
 @pytest.mark.parametrize("bound", [True, False])
 def test_without_workers_and_a_second_cpu_nothing_is_copied_ahead(folder: Path, bound: bool) -> None:
     script = f"""
