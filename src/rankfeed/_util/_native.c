@@ -28,6 +28,7 @@
 #define MAX_LINES 32
 #define PART (256 << 10) /* bytes that a thread copies at a time, at least */
 #define MIN_NONTEMPORAL 512 /* bytes of a row */
+#define ANYWHERE INT64_MAX /* as a stride: rows that do not follow each other, such as byte strings of Python */
 #define TIME_SLICE 20000000 /* nanoseconds */
 
 static __thread sigjmp_buf truncated;
@@ -172,8 +173,6 @@ static void store(char *to, const char *from, int64_t n, int32_t bypass) {
 #endif
     from ? memcpy(to, from, n) : memset(to, 0, n);
 }
-
-#define ANYWHERE INT64_MAX /* as a stride: rows that do not follow each other, such as byte strings of Python */
 
 /* Find where row i is copied to, and where its padding ends. Returns whether it fits: offsets may be from damaged lengths. */
 static int find_target(const int64_t *offsets, int64_t i, int64_t width, int64_t stride, int64_t size, int64_t *target,
