@@ -397,7 +397,8 @@ EXPORT int32_t rankfeed_wait(job_t *job) {
     return !job->result;
 }
 
-/* Ask for longer time slices of the calling thread. Linux before 6.12 and other systems give all threads the same. */
+/* Ask for longer time slices of the calling thread, which those that it starts later inherit. Linux before 6.12 and other systems
+ * give all threads the same. */
 EXPORT void rankfeed_use_long_slices(void) {
 #ifdef SYS_sched_setattr
     struct {
