@@ -52,6 +52,33 @@ def left_over() -> set[str]:
     return {name for name in names if name.startswith(("torch_", "psm_", "rankfeed"))}
 
 
+class BrieflyFast:
+    """By the clock of its worker, steps take 0.1 and 1.2 ms in turn; if asked, some in succession take 0.1 ms."""
+
+    def __init__(self, asked: Path) -> None:
+        self.asked, self.now = asked, 0.0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # in a worker
+        self.__dict__.update(state)
+        time.perf_counter = lambda: self.now
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        step = int(batch["id"][0])
+        is_fast = step // 2 % 2 == 0 or (50 <= step < 68 and self.asked.exists())
+        self.now += 1e-4 if is_fast else 1.2e-3
+        return batch
+
+
+def shared_bytes() -> int:
+    """Size of the files of this process that have no name, such as the memory that workers share with it."""
+    total = 0
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if os.readlink(each).startswith("/memfd:"):
+                total += each.stat().st_size
+    return total
+
+
 def run(code: str, *arguments: str, timeout: float = 100) -> Any:
     """What a script prints last, as JSON. Its workers import it, as a user's script is imported."""
     done = subprocess.run(
@@ -465,6 +492,22 @@ def test_nothing_is_left_in_shared_memory_while_iterating_or_after() -> None:
         worker.kill()
     list(iterator)
     assert left_over() <= before
+
+
+def test_a_moment_of_fast_steps_does_not_take_memory_that_stays(tmp_path: Path) -> None:
+    source = rf.from_dataset([{"x": np.zeros(40_000, np.float32)} for _ in range(128)])
+    transform = BrieflyFast(tmp_path / "asked")
+    loader = rf.Loader(source, 1, batch_transform=transform, id_column="id", **WORKERS)
+    for pause in (0, 0, 0.005, 0):
+        for _ in loader:
+            time.sleep(pause)  # the workers build all that they may
+    before = shared_bytes()
+    assert before
+    transform.asked.touch()
+    for _ in range(5):
+        for _ in loader:
+            pass
+    assert shared_bytes() == before
 
 
 def test_rows_of_any_size_are_written_past_the_caches(tmp_path: Path) -> None:

@@ -38,10 +38,9 @@ _CLOSE_WAIT = 60.0
 #: What the server imports before it forks a worker: this module, and so torch.
 _PRELOAD = ("cloudpickle", __name__)
 
-#: How long a worker builds the steps of one request, and the most of them: waking a process takes about 100 us.
-_GROUP_SECONDS, _MAX_GROUP = 2e-3, 8
-#: Steps whose mean decides how many that are.
-_STEPS_MEASURED = 16
+#: Steps of one request: a power of two, which takes about this long, since waking a process takes about 100 us.
+#: Their mean time follows slowly, as a request that is larger than all before takes memory, which stays.
+_GROUP_SECONDS, _MAX_GROUP, _WEIGHT = 3e-3, 8, 1 / 32
 #: Requests that a worker has at most: the socket is full after some hundred.
 _MAX_REQUESTS = 64
 
@@ -55,7 +54,7 @@ class ProcessEngine:
     def __init__(self, builder: BatchBuilder, num_workers: int, prefetch_factor: int) -> None:
         self._builder, self._num_workers = builder, num_workers
         self._max_requests = min(prefetch_factor, _MAX_REQUESTS)
-        self._group_size, self._seconds, self._measured = 1, 0.0, 0
+        self._seconds = _GROUP_SECONDS  # that a step takes
         #: Workers of an iteration that came to its end, for the next one.
         self._idle: ProcessBuilder | None = None
 
@@ -81,16 +80,14 @@ class ProcessEngine:
         """The same batches; how long they took decides how many steps the next requests have."""
         for result in built.values():
             if isinstance(result, BatchResult):
-                self._seconds, self._measured = self._seconds + sum(result.seconds), self._measured + 1
-        if self._measured >= _STEPS_MEASURED:
-            size = round(_GROUP_SECONDS * self._measured / max(self._seconds, 1e-9))
-            self._group_size, self._seconds, self._measured = max(1, min(_MAX_GROUP, size)), 0.0, 0
+                self._seconds += _WEIGHT * (sum(result.seconds) - self._seconds)
         return built
 
     def _groups(self, first: int, end: int) -> Iterator[range]:
         """The steps of each request, in the order in which the first ones are needed."""
         while first < end:
-            last = min(first + self._num_workers * self._group_size, end)
+            steps = max(1, min(_MAX_GROUP, int(_GROUP_SECONDS / self._seconds)))
+            last = min(first + self._num_workers * (1 << steps.bit_length() - 1), end)
             for step in range(first, min(first + self._num_workers, last)):
                 yield range(step, last, self._num_workers)
             first = last
