@@ -510,6 +510,16 @@ def test_a_moment_of_fast_steps_does_not_take_memory_that_stays(tmp_path: Path) 
     assert shared_bytes() == before
 
 
+def test_large_batches_are_not_built_many_at_once(tmp_path: Path) -> None:
+    source = rf.from_dataset([{"x": np.zeros(1 << 21, np.float32)}] * 128)
+    transform = BrieflyFast(tmp_path / "asked")
+    loader = rf.Loader(source, 1, batch_transform=transform, id_column="id", **WORKERS)
+    for pause in (0, 0.005):
+        for _ in loader:
+            time.sleep(pause)
+    assert 2 << 23 < shared_bytes() <= 2 * (3 * 2 + 1 << 23)  # of two requests, and what is left of another one
+
+
 def test_rows_of_any_size_are_written_past_the_caches(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     rows: Any = (

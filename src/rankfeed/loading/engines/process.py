@@ -41,6 +41,8 @@ _PRELOAD = ("cloudpickle", __name__)
 #: Steps of one request: a power of two, which takes about this long, since waking a process takes about 100 us.
 #: Their mean time follows slowly, as a request that is larger than all before takes memory, which stays.
 _GROUP_SECONDS, _MAX_GROUP, _WEIGHT = 3e-3, 8, 1 / 32
+#: Shared memory that they take at most, unless it is one step.
+_GROUP_BYTES = 16 << 20
 #: Requests that a worker has at most: the socket is full after some hundred.
 _MAX_REQUESTS = 64
 
@@ -64,7 +66,7 @@ class ProcessEngine:
             while first < len(schedule) and not processes.start():
                 yield self._builder.build_step(schedule, first)
                 first += 1
-            groups = self._groups(first, len(schedule))
+            groups = self._groups(processes, first, len(schedule))
             group = next(groups, None)
             built: dict[int, BatchResult | Exception] = {}
             for step in range(first, len(schedule)):
@@ -83,11 +85,11 @@ class ProcessEngine:
                 self._seconds += _WEIGHT * (sum(result.seconds) - self._seconds)
         return built
 
-    def _groups(self, first: int, end: int) -> Iterator[range]:
+    def _groups(self, processes: ProcessBuilder, first: int, end: int) -> Iterator[range]:
         """The steps of each request, in the order in which the first ones are needed."""
         while first < end:
-            steps = max(1, min(_MAX_GROUP, int(_GROUP_SECONDS / self._seconds)))
-            last = min(first + self._num_workers * (1 << steps.bit_length() - 1), end)
+            most = min(_MAX_GROUP, int(_GROUP_SECONDS / self._seconds), _GROUP_BYTES // processes.step_bytes)
+            last = min(first + self._num_workers * (1 << max(1, most).bit_length() - 1), end)
             for step in range(first, min(first + self._num_workers, last)):
                 yield range(step, last, self._num_workers)
             first = last
@@ -161,6 +163,7 @@ class ProcessBuilder:
         #: Of each worker, the requests that it has not answered, and the schedule of their steps.
         self._requests: list[deque[Task]] = [deque() for _ in range(count)]
         self._schedule: Schedule | None = None
+        self.step_bytes = 1  # of shared memory that the last step received takes, at least 1
 
     def num_requests(self, step: int) -> int:
         """Requests that the worker of a step has not answered."""
@@ -240,6 +243,7 @@ class ProcessBuilder:
         except Exception as raised:  # of what the user's classes run
             answer = _refusal(raised, where), traceback.format_exc()
         if isinstance(answer, list):
+            self.step_bytes = max(1, regions.last_bytes // len(steps))
             return dict(zip(steps, answer, strict=True))
         if len(steps) > 1:
             for each in steps:

@@ -174,6 +174,7 @@ class BorrowedRegions:
     def __init__(self, memory: int) -> None:
         self._windows = _Windows(memory)
         self._returned: deque[int] = deque()
+        self.last_bytes = 0  # size of the regions that were borrowed last
 
     def borrow(self, places: list[RegionSlice]) -> dict[RegionSlice, memoryview]:
         """The buffers at some places of a batch."""
@@ -182,6 +183,7 @@ class BorrowedRegions:
             if each.region not in bases:
                 buffer = self._windows.buffer(each.region, each.size)
                 bases[each.region] = np.asarray(_Borrowed(buffer, each.region, self._returned))
+        self.last_bytes = sum(map(len, bases.values()))
         return {each: bases[each.region][each.start : each.start + each.nbytes].data for each in places}
 
     def take_returned(self) -> list[int]:
