@@ -38,9 +38,9 @@ _CLOSE_WAIT = 60.0
 #: What the server imports before it forks a worker: this module, and so torch.
 _PRELOAD = ("cloudpickle", __name__)
 
-#: Steps of one request: a power of two, which takes about this long, since waking a process takes about 100 us.
-#: Their mean time follows slowly, as a request that is larger than all before takes memory, which stays.
-_GROUP_SECONDS, _MAX_GROUP, _WEIGHT = 3e-3, 8, 1 / 32
+#: Steps of one request, the most that take about this long, since waking a process takes about 100 us. Their mean
+#: time follows slowly, as a request that is larger than all before takes memory, which stays.
+_GROUP_SIZES, _GROUP_SECONDS, _WEIGHT = (8, 4, 2), 3e-3, 1 / 32
 #: Shared memory that they take at most, unless it is one step.
 _GROUP_BYTES = 16 << 20
 #: Requests that a worker has at most: the socket is full after some hundred.
@@ -56,7 +56,8 @@ class ProcessEngine:
     def __init__(self, builder: BatchBuilder, num_workers: int, prefetch_factor: int) -> None:
         self._builder, self._num_workers = builder, num_workers
         self._max_requests = min(prefetch_factor, _MAX_REQUESTS)
-        self._seconds = _GROUP_SECONDS  # that a step takes
+        #: Of a step: mean time, and the most shared memory.
+        self._seconds, self._bytes = _GROUP_SECONDS, 0
         #: Workers of an iteration that came to its end, for the next one.
         self._idle: ProcessBuilder | None = None
 
@@ -66,30 +67,35 @@ class ProcessEngine:
             while first < len(schedule) and not processes.start():
                 yield self._builder.build_step(schedule, first)
                 first += 1
-            groups = self._groups(processes, first, len(schedule))
+            groups = self._groups(first, len(schedule))
             group = next(groups, None)
             built: dict[int, BatchResult | Exception] = {}
             for step in range(first, len(schedule)):
                 while step not in built:
                     if processes.num_requests(step):
-                        built.update(self._measure(processes.receive(step)))
+                        built.update(self._measure(processes.receive(step), processes.step_bytes))
                     while group is not None and processes.num_requests(group[0]) < self._max_requests:
                         processes.request(group[0], group, schedule)
                         group = next(groups, None)
                 yield _result_of(built.pop(step))
 
-    def _measure(self, built: dict[int, BatchResult | Exception]) -> dict[int, BatchResult | Exception]:
+    def _measure(
+        self, built: dict[int, BatchResult | Exception], step_bytes: int
+    ) -> dict[int, BatchResult | Exception]:
         """The same batches; how long they took decides how many steps the next requests have."""
         for result in built.values():
             if isinstance(result, BatchResult):
                 self._seconds += _WEIGHT * (sum(result.seconds) - self._seconds)
+        self._bytes = max(self._bytes, step_bytes)
         return built
 
-    def _groups(self, processes: ProcessBuilder, first: int, end: int) -> Iterator[range]:
+    def _groups(self, first: int, end: int) -> Iterator[range]:
         """The steps of each request, in the order in which the first ones are needed."""
         while first < end:
-            most = min(_MAX_GROUP, int(_GROUP_SECONDS / self._seconds), _GROUP_BYTES // processes.step_bytes)
-            last = min(first + self._num_workers * (1 << max(1, most).bit_length() - 1), end)
+            sizes = (
+                n for n in _GROUP_SIZES if n * self._seconds <= _GROUP_SECONDS and n * self._bytes <= _GROUP_BYTES
+            )
+            last = min(first + self._num_workers * next(sizes, 1), end)
             for step in range(first, min(first + self._num_workers, last)):
                 yield range(step, last, self._num_workers)
             first = last
@@ -163,7 +169,7 @@ class ProcessBuilder:
         #: Of each worker, the requests that it has not answered, and the schedule of their steps.
         self._requests: list[deque[Task]] = [deque() for _ in range(count)]
         self._schedule: Schedule | None = None
-        self.step_bytes = 1  # of shared memory that the last step received takes, at least 1
+        self.step_bytes = 0  # of shared memory that a step of the last answer takes
 
     def num_requests(self, step: int) -> int:
         """Requests that the worker of a step has not answered."""
@@ -243,7 +249,7 @@ class ProcessBuilder:
         except Exception as raised:  # of what the user's classes run
             answer = _refusal(raised, where), traceback.format_exc()
         if isinstance(answer, list):
-            self.step_bytes = max(1, regions.last_bytes // len(steps))
+            self.step_bytes = regions.last_bytes // len(steps)
             return dict(zip(steps, answer, strict=True))
         if len(steps) > 1:
             for each in steps:
