@@ -88,9 +88,10 @@ class Contestant:
         self, name: str, workload: str, samples: int, folder: Path, *command: str, rank: int = 0, ranks: int = 1
     ) -> None:
         self.name = name
-        source = PEERS[name].written_by or name
-        arguments = [name, workload, str(samples), os.fspath(folder / source), *command]
-        (folder / source).mkdir(exist_ok=True)
+        self._folder = folder / (PEERS[name].written_by or name)
+        self._folder.mkdir(exist_ok=True)
+        arguments = [name, workload, str(samples), os.fspath(self._folder), *command]
+        self.cache_files()
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self._process = subprocess.Popen(
             [environment(name), "-m", "bench.contestant", *arguments],
@@ -104,6 +105,14 @@ class Contestant:
             | {"BENCH_RANK": str(rank), "BENCH_RANKS": str(ranks)},
             start_new_session=True,
         )
+
+    def cache_files(self) -> None:
+        """Read the loader's files: the kernel may have dropped them from the page cache since their last use."""
+        for path in self._folder.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    while file.read(16 << 20):
+                        pass
 
     def ask(self, seconds: float) -> None:
         """Start a turn of so many seconds."""
@@ -153,6 +162,7 @@ def several(name: str, workload: str, samples: int, folder: Path, turns: int, se
                 stack.callback(each.end)
         for turn in range(turns + 1):
             for count, processes in jobs.items():
+                processes[0].cache_files()
                 for each in processes:
                     each.ask(seconds)
                 answers = [each.answer() for each in processes]
@@ -197,6 +207,7 @@ def measure(workload: str, names: Sequence[str], options: argparse.Namespace) ->
         for turn in range(options.turns + 1):
             print(f"{workload}: turn {turn} of {options.turns}", file=sys.stderr)
             for name, contestant in list(running.items()):
+                contestant.cache_files()
                 contestant.ask(options.seconds)
                 try:
                     answer = contestant.answer()
