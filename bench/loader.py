@@ -27,7 +27,7 @@ import numpy as np
 from bench.peers import Reference
 from bench.turns import in_turn, medians
 from bench.workloads import WORKLOADS as KINDS
-from bench.workloads import Array, blobs, consume, ragged, tokens
+from bench.workloads import Array, blobs, consume, ragged, read_all, tokens
 
 import rankfeed as rf
 
@@ -68,15 +68,6 @@ def ratios(contestants: dict[str, Callable[[], int]], runs: int, against: str) -
 
 def again(reference: Reference) -> int:
     return drain(reference.epoch(), 3.0)
-
-
-def read_all(folder: Path) -> None:
-    """Read the files below a folder into the page cache, from which writing others may have driven them."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb", buffering=0) as file:
-                while file.read(1 << 24):
-                    pass
 
 
 def large(folder: Path, runs: int, scale: float) -> Figures:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bench.peers import PEERS
-from bench.workloads import WORKLOADS
+from bench.workloads import WORKLOADS, read_all
 
 ROOT = Path(__file__).parents[1]
 PAGE, CHART = ROOT / "docs/performance.md", ROOT / "docs/images/performance.svg"
@@ -81,6 +81,11 @@ def versions(name: str) -> dict[str, str]:
     return dict(json.loads(subprocess.check_output([environment(name), "-c", code])))
 
 
+def data_folder(name: str, folder: Path) -> Path:
+    """Where the files of a loader are, which may be those of another one."""
+    return folder / (PEERS[name].written_by or name)
+
+
 class Contestant:
     """The process of a loader."""
 
@@ -88,10 +93,9 @@ class Contestant:
         self, name: str, workload: str, samples: int, folder: Path, *command: str, rank: int = 0, ranks: int = 1
     ) -> None:
         self.name = name
-        self._folder = folder / (PEERS[name].written_by or name)
-        self._folder.mkdir(exist_ok=True)
-        arguments = [name, workload, str(samples), os.fspath(self._folder), *command]
-        self.cache_files()
+        data = data_folder(name, folder)
+        data.mkdir(exist_ok=True)
+        arguments = [name, workload, str(samples), os.fspath(data), *command]
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self._process = subprocess.Popen(
             [environment(name), "-m", "bench.contestant", *arguments],
@@ -105,14 +109,6 @@ class Contestant:
             | {"BENCH_RANK": str(rank), "BENCH_RANKS": str(ranks)},
             start_new_session=True,
         )
-
-    def cache_files(self) -> None:
-        """Read the loader's files: the kernel may have dropped them from the page cache since their last use."""
-        for path in self._folder.rglob("*"):
-            if path.is_file():
-                with path.open("rb") as file:
-                    while file.read(16 << 20):
-                        pass
 
     def ask(self, seconds: float) -> None:
         """Start a turn of so many seconds."""
@@ -143,6 +139,7 @@ class Contestant:
 
 def alone(name: str, workload: str, samples: int, folder: Path, command: str) -> float:
     """Seconds of one command in a fresh process."""
+    read_all(data_folder(name, folder))
     with ExitStack() as stack:
         contestant = Contestant(name, workload, samples, folder, command)
         stack.callback(contestant.end)
@@ -162,7 +159,7 @@ def several(name: str, workload: str, samples: int, folder: Path, turns: int, se
                 stack.callback(each.end)
         for turn in range(turns + 1):
             for count, processes in jobs.items():
-                processes[0].cache_files()
+                read_all(data_folder(name, folder))
                 for each in processes:
                     each.ask(seconds)
                 answers = [each.answer() for each in processes]
@@ -193,7 +190,7 @@ def measure(workload: str, names: Sequence[str], options: argparse.Namespace) ->
         for _ in range(options.starts):
             for name in [each for each in names if each not in failed]:
                 commands = ["first"]
-                if (folder / (PEERS[name].written_by or name) / f"{name}.state").exists():
+                if (data_folder(name, folder) / f"{name}.state").exists():
                     commands.append("resume")
                 for command in commands:
                     seconds = attempt(name, command)
@@ -207,7 +204,7 @@ def measure(workload: str, names: Sequence[str], options: argparse.Namespace) ->
         for turn in range(options.turns + 1):
             print(f"{workload}: turn {turn} of {options.turns}", file=sys.stderr)
             for name, contestant in list(running.items()):
-                contestant.cache_files()
+                read_all(data_folder(name, folder))
                 contestant.ask(options.seconds)
                 try:
                     answer = contestant.answer()

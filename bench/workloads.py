@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,3 +61,12 @@ def consume(batch: Any) -> int:
         # Of 4 bytes each: a step of 16 is a cache line.
         values.reshape(-1)[::16].max()
     return len(rows)
+
+
+def read_all(folder: Path) -> None:
+    """Read the files below a folder into the page cache: the kernel may have dropped them since their last use."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.read(1 << 24):
+                    pass
