@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed._util.validate import check_int
 from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, columns_from_buffers
-from rankfeed.sources.source import Int64, Source, check_columns, check_ids, starts_of
+from rankfeed.sources.source import GLOBAL_SHUFFLE_BYTES, Int64, Source, check_columns, check_ids, starts_of
 
 Chunk = Mapping[str, ColumnBuffer]
 
@@ -46,27 +46,30 @@ _CHUNKS_AHEAD = 4
 class ChunkedSource(Source):
     """A source that decodes whole chunks and caches those used last.
 
-    A subclass calls ``_init_samples`` and ``_init_chunks`` and implements ``_load_chunk``; also ``_take``, if it
-    can read single rows cheaply.
+    A subclass sets ``decoded_bytes``, calls ``_init_samples`` and ``_init_chunks`` and implements ``_load_chunk``;
+    also ``_take``, if it can read single rows cheaply.
     """
 
-    default_shuffle: ClassVar[Literal["global", "window"]] = "window"
-
-    def _init_chunks(
-        self, rows_per_chunk: Sequence[int] | Int64, cache_bytes: int = CACHE_BYTES, *, data_bytes: int = 0
-    ) -> None:
-        """Define the chunks in the order of sample ids.
-
-        ``data_bytes``, the approximate decoded size of the dataset (0 if unknown), decides the default window. The
-        window is part of the order, so it depends on the data alone, not on columns or cache.
-        """
+    def _init_chunks(self, rows_per_chunk: Sequence[int] | Int64, cache_bytes: int = CACHE_BYTES) -> None:
+        """Define the chunks in the order of sample ids."""
         self._chunk_starts = starts_of(rows_per_chunk)
-        self._cache_bytes = check_int("cache_bytes", cache_bytes, at_least=0)
-        self._cache = ChunkCache(self._cache_bytes)
+        self.cache_bytes = check_int("cache_bytes", cache_bytes, at_least=0)
+        self._cache = ChunkCache(self.cache_bytes)
         rows = int(self._chunk_starts[-1])
         self.prefetch_distance = max(1, _CHUNKS_AHEAD * rows // max(1, len(rows_per_chunk)))
-        if data_bytes > CACHE_BYTES // 2:
-            self.best_window = max(1, _WINDOW_BYTES * rows // data_bytes)
+
+    # Both define the order, so they depend on the data alone, not on columns or cache.
+    @property
+    def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
+        """Windows if the decoded data are large."""
+        return "window" if self.decoded_bytes > GLOBAL_SHUFFLE_BYTES else "global"
+
+    @property
+    def best_window(self) -> int | None:  # type: ignore[override]
+        """A window of few bytes if the decoded data are large."""
+        if self.decoded_bytes <= GLOBAL_SHUFFLE_BYTES:
+            return None
+        return max(1, _WINDOW_BYTES * int(self._chunk_starts[-1]) // self.decoded_bytes)
 
     @abstractmethod
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:

@@ -28,6 +28,8 @@ Sample = dict[str, Any]
 
 #: Approximate size of a block of data that can be read at any place.
 BLOCK_BYTES = 4 << 20
+#: Decoded data of at most this size are shuffled globally by ``shuffle=True``: they can be held in memory.
+GLOBAL_SHUFFLE_BYTES = 512 << 20
 #: Samples that are read to learn the fields; more are read if these leave a type open (empty lists).
 PROBES, MORE_PROBES = 8, 64
 #: Limits of the rows that `scan` reads at once, and the assumed bytes of a row of unknown length.
@@ -66,7 +68,11 @@ class Source:
     implements ``_fetch``, to which `fetch` passes ids and names that it checked.
 
     Attributes:
-        default_shuffle: what ``shuffle=True`` means for this format.
+        default_shuffle: what ``shuffle=True`` means for these data: "window" if pieces of them have to be decoded,
+            and all do not fit into memory.
+        decoded_bytes: approximate size of the data if pieces of them have to be decoded, from their metadata; 0 if
+            rows are read singly.
+        cache_bytes: limit of the decoded data that a process keeps.
         best_window: samples in a window if the user gives no ``window``; None for the default.
         runs_user_code: whether reading a sample calls user code, which may draw random numbers.
         supports_batched_getitem: whether such code reads many samples per call, and is seeded once for all.
@@ -79,7 +85,9 @@ class Source:
         files: the files of the source as this job first saw them; None if it reads no files itself.
     """
 
-    default_shuffle: ClassVar[Literal["global", "window"]] = "global"
+    default_shuffle: Literal["global", "window"] = "global"
+    decoded_bytes: int = 0
+    cache_bytes: int = 0
     best_window: int | None = None
     runs_user_code: ClassVar[bool] = False
     supports_batched_getitem: bool = False
@@ -126,6 +134,11 @@ class Source:
     def fingerprint(self) -> str:
         """Hexadecimal digest that changes with the data, but not with their mount point."""
         return self._fingerprint
+
+    @property
+    def cached_blocks(self) -> int | None:
+        """Blocks whose decoded data fit into the cache, approximately; None if no blocks have to be decoded."""
+        return max(1, self.cache_bytes * len(self.blocks) // self.decoded_bytes) if self.decoded_bytes else None
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         """Rows of the given samples, in the given order.
@@ -248,7 +261,6 @@ class SourceView(Source):
         self.sources = sources
         #: How often the samples were split at random; the next split uses another hash.
         self.splits: int = max([splits, *(source.splits for source in sources if isinstance(source, SourceView))])
-        self.best_window = min((each.best_window for each in sources if each.best_window), default=None)
         self.prefetch_distance = max(source.prefetch_distance for source in sources)
         first, *others = sources
         self.collate = first.collate if all(each.collate == first.collate for each in others) else None
@@ -258,8 +270,25 @@ class SourceView(Source):
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
-        """Windows if one source needs them: the others lose little."""
+        """Windows if one source needs them, or all together: the others lose little."""
+        if self.decoded_bytes > GLOBAL_SHUFFLE_BYTES:
+            return "window"
         return "window" if any(source.default_shuffle == "window" for source in self.sources) else "global"
+
+    @property
+    def decoded_bytes(self) -> int:  # type: ignore[override]
+        """Those of all sources."""
+        return sum(source.decoded_bytes for source in self.sources)
+
+    @property
+    def cache_bytes(self) -> int:  # type: ignore[override]
+        """Those of all sources."""
+        return sum(source.cache_bytes for source in self.sources)
+
+    @property
+    def best_window(self) -> int | None:  # type: ignore[override]
+        """The smallest of the sources."""
+        return min((source.best_window for source in self.sources if source.best_window), default=None)
 
     @property
     def runs_user_code(self) -> bool:  # type: ignore[override]

@@ -188,6 +188,13 @@ class ArrowFile:
         batch.validate(full=True)  # offsets, indices and text: pyarrow itself does not check them
         return batch
 
+    def decoded_row_bytes(self) -> int:
+        """Decoded bytes of a row, of the first record batch that has rows."""
+        number = int(np.flatnonzero(np.diff(self.starts))[0])
+        with arrow_errors(self.path):
+            batch = self._ipc.read(number, range(len(self.schema)), is_compressed=self.is_compressed)
+            return int(-(-batch.nbytes // batch.num_rows))
+
     def chunks(self) -> Iterator[tuple[int, int, int]]:
         """Rows that are decoded together: record batch, first row and number of rows."""
         step = _MAX_ROWS if self.is_compressed else self._block_rows

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,15 @@ from rankfeed._util.validate import check_bool, invalid
 from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Dense, column_from_parts
 from rankfeed.columns.pointers import RowPointers
+from rankfeed.errors import RankfeedError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.detect import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import ArrowFile
-from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, check_same_schema, fields_of
+from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, check_same_schema, fields_of, leaves_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.paths import Paths, label
-from rankfeed.sources.source import Int64, check_columns, starts_of
+from rankfeed.sources.source import GLOBAL_SHUFFLE_BYTES, Int64, check_columns, starts_of
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
 
@@ -103,7 +105,22 @@ class ArrowSource(ChunkedSource):
         self._init_chunks(self._chunks[:, 3], cache_bytes)
         if not self._decoded:
             self.prefetch_distance, self.reads_in_place = 0, True
-            self.default_shuffle = "global"  # type: ignore[misc]
+
+    @cached_property
+    def decoded_bytes(self) -> int:  # type: ignore[override]
+        """Approximate decoded size of all columns; 0 if all can be read in place."""
+        files = [self._file(number) for number in range(len(self._file_starts) - 1)]
+        names = {name for name, _, _ in leaves_of(files[0].schema)}
+        if all(names <= file.plain.keys() for file in files if file.starts[-1]):
+            return 0
+        stored = sum(len(file.data) for file in files)
+        first = next((file for file in files if file.starts[-1]), files[0])
+        if not first.is_compressed or stored > GLOBAL_SHUFFLE_BYTES:
+            return stored
+        try:
+            return max(stored, first.decoded_row_bytes() * int(self._file_starts[-1]))
+        except RankfeedError:
+            return stored  # the damage is reported where the rows are read
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         """Pointers into the mapped files for the columns that are read in place."""

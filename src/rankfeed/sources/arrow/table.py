@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +24,6 @@ class ArrowTableSource(ChunkedSource):
     It is pickled as a whole to worker processes; ``name`` is for errors. The options are those of `ArrowSource`;
     columns that are views of the table take no bytes of the cache.
     """
-
-    default_shuffle: ClassVar[Literal["global", "window"]] = "global"
 
     def __init__(
         self,

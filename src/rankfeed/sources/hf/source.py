@@ -212,6 +212,21 @@ class HuggingFaceSource(Source):
         """That of the table."""
         return self._table.default_shuffle
 
+    @property
+    def best_window(self) -> int | None:  # type: ignore[override]
+        """That of the table."""
+        return self._table.best_window
+
+    @property
+    def cache_bytes(self) -> int:  # type: ignore[override]
+        """Those of the table."""
+        return self._table.cache_bytes
+
+    @property
+    def decoded_bytes(self) -> int:  # type: ignore[override]
+        """Those of the table."""
+        return self._table.decoded_bytes
+
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         found = self._table.fetch(self._rows(ids), [self._names[name] for name in names])
         return {name: found[self._names[name]] for name in names}

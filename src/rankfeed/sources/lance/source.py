@@ -96,7 +96,8 @@ class LanceSource(ChunkedSource):
         files = "" if self.files is None else self.files.fingerprint
         fingerprint = digest_of(self._info.digest.encode(), accepted, files.encode())
         self._init_samples(label, fields, blocks, fingerprint)
-        self._init_chunks(self._ranges(cache_bytes), cache_bytes, data_bytes=int(self._info.data_bytes.sum()))
+        self._init_chunks(self._ranges(cache_bytes), cache_bytes)
+        self.decoded_bytes = int(self._info.data_bytes.sum())
 
     @property
     def version(self) -> int:

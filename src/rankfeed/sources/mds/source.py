@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +77,7 @@ class MdsSource(ChunkedSource):
                     where=f"{place}, column {name!r}",
                     remedy="leave it out with columns=, or pass allow_pickle=True if you trust its author",
                 )
+        self.decoded_bytes = sum(shard.raw_bytes for shard in self._shards if shard.compression is not None)
         self._init_chunks([shard.samples for shard in self._shards], cache_bytes)
         probes = np.unique(np.linspace(0, self._shards[0].samples - 1, _PROBES).astype(np.int64))
         fields = {
@@ -86,10 +86,6 @@ class MdsSource(ChunkedSource):
         blocks = np.concatenate([_block_rows(shard) for shard in self._shards])
         fingerprint = digest_of(index.digest, self.files.fingerprint.encode())
         self._init_samples(label(folders), fields, blocks, fingerprint)
-
-    @property
-    def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
-        return "global" if all(shard.compression is None for shard in self._shards) else "window"
 
     def _values(self, number: int, rows: Int64, names: Sequence[str]) -> list[ByteSlices]:
         shard, content = self._shards[number], self._content(number, len(rows))

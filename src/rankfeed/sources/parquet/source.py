@@ -12,7 +12,7 @@ from rankfeed.columns.columns import Column, ColumnBuffer
 from rankfeed.errors import SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
-from rankfeed.sources.arrow.types import Nulls, check_same_schema, fields_of, parents_of
+from rankfeed.sources.arrow.types import Nulls, check_same_schema, field_of, fields_of, leaves_of, parents_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkCache, ChunkedSource
 from rankfeed.sources.parquet.detect import list_files
 from rankfeed.sources.parquet.footer import read_footers
@@ -109,12 +109,15 @@ class ParquetSource(ChunkedSource):
         self._reader: ParquetReader | None = None
         #: The same data in smaller parts, once a part could not be decoded.
         self._finer: ParquetSource | None = None
-        data_bytes = sum(nbytes for footer in footers for nbytes in footer.nbytes)
-        self._init_chunks([part.rows for part in self._parts], cache_bytes, data_bytes=data_bytes)
+        encoded = sum(nbytes for footer in footers for nbytes in footer.nbytes)
+        all_fields = [field_of(kind) for _, _, kind in leaves_of(schema)]
+        row_bytes = sum(each.row_bytes() if each.kind == "dense" else _LEAST_ROW_BYTES for each in all_fields)
+        self.decoded_bytes = max(encoded, int(blocks.sum()) * row_bytes)
+        self._init_chunks([part.rows for part in self._parts], cache_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
         # Once there are smaller parts, the cache of the others is empty; the other process starts with the others.
-        return {**self.__dict__, "_reader": None, "_finer": None, "_cache": ChunkCache(self._cache_bytes)}
+        return {**self.__dict__, "_reader": None, "_finer": None, "_cache": ChunkCache(self.cache_bytes)}
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         if self._finer is None:
@@ -129,7 +132,7 @@ class ParquetSource(ChunkedSource):
             finer = copy.copy(self)
             finer._factor = max(1, self._factor) * factor
             finer._parts = cut_row_groups(self._groups, self._most_part_bytes, finer._factor, self.files.path)
-            finer._init_chunks([part.rows for part in finer._parts], self._cache_bytes)
+            finer._init_chunks([part.rows for part in finer._parts], self.cache_bytes)
             self._finer, self._cache = finer, ChunkCache(0)
         return self._finer._fetch(ids, names)
 
@@ -145,7 +148,7 @@ class ParquetSource(ChunkedSource):
         loaded: dict[str, ColumnBuffer] = {}
         if wanted:
             if self._reader is None or self._reader.pid != os.getpid():
-                self._reader = ParquetReader(self.files, self._cache_bytes)
+                self._reader = ParquetReader(self.files, self.cache_bytes)
             rows = self._reader.read(part, tuple(dict.fromkeys(self._parents[name] for name in wanted)))
             where = f"{self.files.path(part.file)}, {part}"
             first = part.before + part.first

@@ -1,0 +1,69 @@
+"""`shuffle=True` is decided by the decoded size of all columns, and by nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import rankfeed as rf
+
+MIB = 1 << 20
+
+
+def batch(rows: int) -> pa.RecordBatch:
+    """Compressible rows of 1 KiB and 8 bytes."""
+    values = pa.FixedSizeListArray.from_arrays(np.zeros(rows * 256, np.float32), 256)
+    return pa.record_batch({"vector": values, "label": np.zeros(rows, np.int64)})
+
+
+def write(path: Path, size: int, form: str) -> Path:
+    """A small file of about this decoded size."""
+    part = batch(16 * 1024)
+    count = max(1, size // part.nbytes)
+    if form == "parquet":
+        with pq.ParquetWriter(path, part.schema, compression="zstd") as writer:
+            for _ in range(count):
+                writer.write_batch(part)
+    else:
+        options = pa.ipc.IpcWriteOptions(compression=None if form == "plain" else "zstd")
+        with pa.ipc.new_file(path, part.schema, options=options) as writer:
+            for _ in range(count):
+                writer.write_batch(part)
+    return path
+
+
+def kind_of(source: Any, **options: Any) -> str:
+    return rf.Loader(source, 8, shuffle=True, topology=rf.Topology(), **options).plan.shuffle
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_data_that_have_to_be_decoded_are_shuffled_globally_up_to_512_mib(tmp_path: Path, form: str) -> None:
+    small, large = (write(tmp_path / name, size, form) for name, size in (("s", 450 * MIB), ("l", 560 * MIB)))
+    assert large.stat().st_size < 16 * MIB
+    assert kind_of(rf.open(small)) == "global"
+    assert kind_of(rf.open(large)) == "window"
+    # Neither columns nor caches nor batches change it.
+    assert kind_of(rf.open(large, columns=["label"])) == "window"
+    assert kind_of(rf.open(large), columns=["label"]) == "window"
+    assert kind_of(rf.open(small, columns=["label"], cache_bytes=1 * MIB)) == "global"
+    assert kind_of(rf.open(large, cache_bytes=8 << 30)) == "window"
+    # Of several, the sum; of a part, the whole.
+    assert kind_of(rf.concat([rf.open(small), rf.open(small)])) == "window"
+    assert kind_of(rf.open(large).select(range(100))) == "window"
+
+
+def test_data_that_are_read_in_place_are_shuffled_globally(tmp_path: Path) -> None:
+    source = rf.open(write(tmp_path / "p", 530 * MIB, "plain"))
+    assert source.decoded_bytes == 0
+    assert source.cached_blocks is None
+    assert kind_of(source) == "global"
+
+
+def test_the_cache_is_counted_in_blocks(tmp_path: Path) -> None:
+    source = rf.open(write(tmp_path / "p", 560 * MIB, "parquet"), cache_bytes=56 * MIB)
+    assert source.cached_blocks == pytest.approx(len(source.blocks) / 10, abs=1)
