@@ -44,7 +44,7 @@ class Job:
     ) -> None:
         """Each pass is an epoch, a start, and the steps that each rank delivered (-1: it did not begin)."""
         self.launches += 1
-        shape = PlanShape(self.plan.num_samples, self.plan.lanes)
+        shape = PlanShape.of(self.plan.describe())
         files = {rank: bytearray() for rank in range(ranks)}
         for number, (epoch, start, steps) in enumerate(passes):
             taken = [place for place in self.counts if place >= (epoch, start)]
@@ -124,7 +124,12 @@ def random_job(folder: Path, seed: int) -> Job:
     """Launches that are killed anywhere and resume from checkpoints some steps old, on other ranks."""
     chance = random.Random(seed)
     samples, lanes = chance.randint(20, 300), chance.choice([1, 1, 3, 8])
-    job = Job(folder, rf.Plan(samples, seed=seed, lanes=lanes), chance.choice(["even", "even", "pad", "drop"]))
+    plan = rf.Plan(samples, seed=seed, lanes=lanes)
+    if lanes > 1:
+        plan = rf.Plan(samples, shuffle="window", seed=seed, lanes=lanes, window=5).with_order(
+            chance.choice([1, 2])
+        )
+    job = Job(folder, plan, chance.choice(["even", "even", "pad", "drop"]))
     epoch = start = 0
     for _ in range(chance.randint(1, 6)):
         ranks, batch_size = chance.randint(1, 5), chance.randint(1, 7)

@@ -192,6 +192,52 @@ def test_lanes_go_with_the_state() -> None:
         loaded(donor.state_dict(), shuffle="window", window=10, lanes=7)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    "options", [{"shuffle": "window", "window": 9, "lanes": 6}, {"shuffle": "global"}], ids=str
+)
+def test_the_state_decides_the_order_of_a_loader_that_leaves_it_open(
+    options: dict[str, Any], version: int
+) -> None:
+    plan = Plan(Memory(50).blocks, seed=3, **options).with_order(version)
+    donor = feed(shuffle=False, plan=plan)
+    expected = [list(donor) for _ in range(3)]
+    donor.set_epoch(0)
+    take(iter(donor), 4)
+    loader = loaded(donor.state_dict(), shuffle=True)
+    assert loader.state_dict() == donor.state_dict()
+    assert same([list(loader) for _ in range(3)], [expected[0][4:], *expected[1:]])  # later epochs keep it
+    # Of a plan of one's own, the version is that of the state.
+    loader = loaded(donor.state_dict(), shuffle=False, plan=plan.with_order(3 - version))
+    assert same(list(loader), expected[0][4:])
+
+
+def test_what_the_options_of_a_loader_say_is_not_taken_from_a_state() -> None:
+    state = feed(shuffle="window", window=9, lanes=6).state_dict()
+    for options, reason in (
+        ({"shuffle": True, "window": 10}, "window was 9, is 10"),
+        ({"shuffle": True, "lanes": 7}, "lanes was 6, is 7"),
+        ({"shuffle": "window"}, "window was 9, is 65536"),
+        ({"shuffle": "global"}, "shuffle was window, is global"),
+        ({"shuffle": True, "seed": 4}, "seed was 3, is 4"),
+    ):
+        with pytest.raises(StateError, match=reason):
+            loaded(state, **options)
+    with pytest.raises(StateError, match="shuffle was none, is global"):
+        loaded(feed(shuffle=False).state_dict(), shuffle=True)
+
+
+@pytest.mark.parametrize("order", [0, 3, -1, "2", 2**62])
+def test_a_state_of_an_unknown_order_is_refused_and_changes_nothing(order: Any) -> None:
+    donor = feed(shuffle="window", window=9)
+    state = donor.state_dict()
+    state["plan"]["order"] = order
+    loader = feed(shuffle="window", window=9)
+    with pytest.raises(StateError, match="unknown version of the windowed order"):
+        loader.load_state_dict(state)
+    assert same(list(loader), list(donor))
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -120,8 +120,8 @@ def test_a_lane_is_an_equal_stretch_of_the_line_that_one_lane_reads(
 ) -> None:
     n = sum(blocks)
     # With windows of one sample nothing is mixed inside them: the line itself.
-    line = order(Plan(blocks, shuffle=shuffle, seed=3, window=1))
-    dealt = order(Plan(blocks, shuffle=shuffle, seed=3, window=window, lanes=lanes))
+    line = order(Plan(blocks, shuffle=shuffle, seed=3, window=1).with_order(1))
+    dealt = order(Plan(blocks, shuffle=shuffle, seed=3, window=window, lanes=lanes).with_order(1))
     start = 0
     for lane, length in enumerate(lane_lengths(n, lanes)):
         assert Counter(dealt[lane::lanes]) == Counter(line[start : start + length])
@@ -147,8 +147,9 @@ def test_samples_move_only_inside_windows_of_about_the_asked_size(
     blocks: list[int], lanes: int, window: int
 ) -> None:
     n = sum(blocks)
-    line = {sample: place for place, sample in enumerate(order(Plan(blocks, shuffle="window", window=1)))}
-    dealt = order(Plan(blocks, shuffle="window", window=window, lanes=lanes))
+    straight = Plan(blocks, shuffle="window", window=1).with_order(1)
+    line = {sample: place for place, sample in enumerate(order(straight))}
+    dealt = order(Plan(blocks, shuffle="window", window=window, lanes=lanes).with_order(1))
     start = 0
     for lane, length in enumerate(lane_lengths(n, lanes)):
         moved = [abs(line[sample] - start - place) for place, sample in enumerate(dealt[lane::lanes])]
@@ -173,7 +174,7 @@ def test_samples_are_mixed_across_the_whole_of_their_window() -> None:
 @pytest.mark.parametrize("size", [100, 1_000])
 def test_few_blocks_are_open_at_a_time(size: int, lanes: int) -> None:
     window = 2_000
-    plan = Plan([size] * (200_000 // size), shuffle="window", window=window, lanes=lanes)
+    plan = Plan([size] * (200_000 // size), shuffle="window", window=window, lanes=lanes).with_order(1)
     blocks = plan.sample_ids(0, np.arange(plan.num_samples)) // size
     for lane in range(lanes):
         own = blocks[lane::lanes]
@@ -188,7 +189,7 @@ def test_few_blocks_are_open_at_a_time(size: int, lanes: int) -> None:
 
 def test_lanes_share_no_block_but_those_they_are_cut_in() -> None:
     lanes, size = 8, 50
-    plan = Plan([size] * 200, shuffle="window", window=500, lanes=lanes)
+    plan = Plan([size] * 200, shuffle="window", window=500, lanes=lanes).with_order(1)
     blocks = plan.sample_ids(0, np.arange(plan.num_samples)) // size
     opened = sum(len(np.unique(blocks[lane::lanes])) for lane in range(lanes))
     assert opened <= 200 + lanes - 1
@@ -468,7 +469,8 @@ PINNED_BLOCKS = [3, 0, 4, 1, 6]
     ],
 )
 def test_the_order_is_the_one_that_was_first_released(shuffle: Any, lanes: int, expected: list[int]) -> None:
-    assert order(Plan(PINNED_BLOCKS, shuffle=shuffle, seed=5, window=5, lanes=lanes), epoch=1) == expected
+    plan = Plan(PINNED_BLOCKS, shuffle=shuffle, seed=5, window=5, lanes=lanes).with_order(1)
+    assert order(plan, epoch=1) == expected
 
 
 def test_the_order_of_a_trillion_is_the_one_that_was_first_released() -> None:
@@ -480,7 +482,7 @@ def test_the_order_of_a_trillion_is_the_one_that_was_first_released() -> None:
         799614988616,
         92613703839,
     ]
-    plan = Plan(10**12, shuffle="window", seed=5, lanes=64)
+    plan = Plan(10**12, shuffle="window", seed=5, lanes=64).with_order(1)
     assert plan.sample_ids(1, positions).tolist() == [
         433688519413,
         807416554623,
@@ -489,3 +491,45 @@ def test_the_order_of_a_trillion_is_the_one_that_was_first_released() -> None:
         863116874671,
     ]
     assert plan.fingerprint == "aa4f9b78af9b9e809270fee93d6e1cfe"
+
+
+@pytest.mark.parametrize(
+    ("lanes", "expected"),
+    [
+        (1, [10, 8, 11, 12, 9, 0, 3, 13, 1, 2, 7, 6, 5, 4]),
+        (3, [13, 1, 4, 12, 9, 7, 5, 11, 0, 6, 10, 2, 3, 8]),
+        (4, [0, 9, 13, 4, 2, 3, 11, 10, 1, 5, 12, 8, 7, 6]),
+        (64, [5, 0, 13, 7, 6, 2, 10, 8, 4, 11, 12, 1, 3, 9]),
+    ],
+)
+def test_the_second_version_of_the_windowed_order_is_the_one_that_was_released(
+    lanes: int, expected: list[int]
+) -> None:
+    assert order(Plan(PINNED_BLOCKS, shuffle="window", seed=5, window=5, lanes=lanes), epoch=1) == expected
+
+
+def test_the_second_version_of_the_order_of_a_trillion_is_the_one_that_was_released() -> None:
+    plan = Plan(10**12, shuffle="window", seed=5, lanes=64)
+    assert plan.sample_ids(1, [0, 1, 2, 10**9, 10**12 - 1]).tolist() == [
+        651965685258,
+        568926877596,
+        164148799723,
+        614970197050,
+        213940276661,
+    ]
+    assert plan.fingerprint == "52d6c029a1a9bf97865e976a7785673c"
+    topology = Topology(rank=5, world_size=16)
+    assert Schedule(plan, batch_size=4, topology=topology, epoch=1).batch(3).tolist() == [
+        52242865347,
+        988899502111,
+        260731438540,
+        440452494910,
+    ]
+
+
+@pytest.mark.parametrize("version", [0, 3, -1, "2", None, 1.5])
+def test_versions_of_the_order_that_do_not_exist_are_refused(version: Any) -> None:
+    with pytest.raises(PlanError, match="unknown version of the windowed order"):
+        Plan([5] * 9, shuffle="window", window=3).with_order(version)
+    plan = Plan([5] * 9)
+    assert plan.with_order(version) is plan  # only windows have versions

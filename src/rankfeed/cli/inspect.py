@@ -10,6 +10,12 @@ from rankfeed.cli.lengths import look
 from rankfeed.cli.output import BAR, FAINT, NAME, Json, clean, grid, out, show
 from rankfeed.cli.render import count_of, format_bar, format_bytes, format_value, value_as_json
 from rankfeed.columns.field import Field
+from rankfeed.loading.options import make_plan
+from rankfeed.plan import measure_quality
+from rankfeed.plan.plan import DEFAULT_WINDOW
+
+#: Ranks and batch size for which the quality of a shuffle is shown.
+_RANKS, _BATCH_SIZE = (1, 8, 64), 32
 
 
 def inspect(
@@ -36,6 +42,7 @@ def inspect(
     examples = _examples(source, samples)
     figures = {"format": options.format_name(data, format), **options.describe_source(source)}
     figures["on_disk"] = options.disk_usage(data)
+    figures["shuffle"] = _shuffle(source)
     figures["native_copy"] = native_library() is not None
     if json:
         figures["bytes_of_a_sample"] = {
@@ -59,6 +66,22 @@ def inspect(
         out("", clean(f"sample {sample_id:,}", "bold"), _sample(sample))
 
 
+def _shuffle(source: Any) -> dict[str, Any]:
+    """The order of ``shuffle=True``, and its quality on some numbers of ranks."""
+    plan = make_plan(source, True, 0, DEFAULT_WINDOW, None)
+    ranks = [world_size for world_size in _RANKS if world_size <= len(source)]
+    return {
+        "kind": plan.shuffle,
+        "decoded_bytes": source.decoded_bytes,
+        **({"window": plan.window, "lanes": plan.lanes} if plan.shuffle == "window" else {}),
+        "batch_size": _BATCH_SIZE,
+        "mixture": {
+            world_size: vars(measure_quality(plan, batch_size=_BATCH_SIZE, world_size=world_size))
+            for world_size in ranks
+        },
+    }
+
+
 def _examples(source: Any, count: int) -> list[tuple[int, dict[str, Any]]]:
     """Evenly spaced samples, beginning with the first."""
     size, count = len(source), min(count, len(source))
@@ -77,9 +100,24 @@ def _summary(figures: dict[str, Any]) -> dict[str, Any]:
         "samples": figures["samples"],
         "blocks": f"{figures['blocks']:,} of {sizes}",
         "on disk": f"{format_bytes(disk['bytes'])} in {count_of(disk['files'], 'file')}, {each} a sample",
+        "shuffle=True": _describe_shuffle(figures["shuffle"]),
         "fingerprint": figures["fingerprint"],
         "rows copied": "by native code" if figures["native_copy"] else "one by one: there was no C compiler",
     }
+
+
+def _describe_shuffle(shuffle: dict[str, Any]) -> str:
+    order = "global"
+    if shuffle["kind"] == "window":
+        size = format_bytes(shuffle["decoded_bytes"])
+        order = f"windows of {shuffle['window']:,} samples, {shuffle['lanes']} lanes ({size} to decode)"
+    classes = ", ".join(
+        f"{quality['classes']:.0%} on {count_of(world_size, 'rank')}"
+        for world_size, quality in shuffle["mixture"].items()
+    )
+    return (
+        f"{order}\nclasses of batches of {shuffle['batch_size']} of sorted data, to a perfect shuffle: {classes}"
+    )
 
 
 def _columns(fields: dict[str, Field], lengths: dict[str, dict[str, Any]]) -> Table:

@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rankfeed._util import progress
 from rankfeed.cli.render import format_figure
-from rankfeed.diagnostics.findings import Finding, Verdict
+from rankfeed.diagnostics.findings import Finding, Verdict, has_warnings
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -56,7 +56,7 @@ def say(text: str, style: str = "") -> None:
     out(clean(text, style))
 
 
-def show_findings(findings: Iterable[Finding], verdict: Verdict | None, summary: str) -> None:
+def show_findings(findings: Sequence[Finding], verdict: Verdict | None, summary: str) -> None:
     """Print findings with their evidence and remedies, and what follows from them."""
     for finding in findings:
         label = "not proven" if finding.severity == "unproven" else finding.severity
@@ -65,7 +65,9 @@ def show_findings(findings: Iterable[Finding], verdict: Verdict | None, summary:
             out(Padding(clean(line, FAINT), (0, 0, 0, 2)))
         if finding.remedy:
             out(Padding(clean(f"remedy: {finding.remedy}"), (0, 0, 0, 2)))
-    say(summary, style="" if verdict is None else _STYLES[verdict])
+    if summary:
+        warned = has_warnings(findings, verdict)
+        say(summary, style=_STYLES["warning"] if warned else "" if verdict is None else _STYLES[verdict])
 
 
 def grid() -> Table:

@@ -162,6 +162,7 @@ def _missing_ids(loader: Any, epoch: Any, source: Any) -> list[int]:
         )
     window = int(facts.get("window", 1))
     plan = options.make_plan(sizes, facts["shuffle"], int(facts["seed"]), window, int(facts["lanes"]))
+    plan = plan.with_order(facts.get("order", 1))
     positions = chain.from_iterable(some.tolist() for gap in epoch.gaps for some in gap.positions())
     found: list[int] = plan.sample_ids(epoch.epoch, list(islice(positions, _LISTED_IDS))).tolist()
     return found

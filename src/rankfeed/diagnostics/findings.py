@@ -96,6 +96,11 @@ def verdict_of(findings: Iterable[Finding]) -> Verdict:
     return Verdict.NOT_PROVEN if "unproven" in severities else Verdict.SOUND
 
 
+def has_warnings(findings: Iterable[Finding], verdict: Verdict | None) -> bool:
+    """Whether something is sound, but there are warnings, so that it is not shown as all right."""
+    return verdict is Verdict.SOUND and any(finding.severity == "warning" for finding in findings)
+
+
 def merged(found: Iterable[Finding], most: int = 12) -> tuple[Finding, ...]:
     """One finding for each code, the most severe, with the evidence of that severity; errors first."""
     by_code: dict[str, list[Finding]] = {}

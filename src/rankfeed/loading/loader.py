@@ -36,6 +36,7 @@ from rankfeed.loading.options import (
     concat_layout,
     ledger_folder,
     make_plan,
+    open_properties,
     refuse_options_for_stream,
     refuse_unknown_options,
 )
@@ -211,7 +212,7 @@ class Loader(DataLoaderCompat):
         else:
             if plan is not None and (shuffle is not False or lanes is not None):
                 raise ArgumentError("a plan defines the order", remedy="leave out shuffle and lanes, or the plan")
-            takes_lanes = lanes is None and plan is None
+            properties = () if plan is not None else open_properties(shuffle, window, lanes)
             plan = plan if plan is not None else make_plan(data, shuffle, seed, window, lanes)
             if plan.num_samples != len(data):
                 raise ArgumentError(
@@ -228,7 +229,7 @@ class Loader(DataLoaderCompat):
             steps = -(-data.prefetch_distance // (self.batch_size * builder.stride))
             builder.prefetch_steps = builder.stride * min(_MAX_PREFETCH_STEPS, max(_MIN_PREFETCH_STEPS, steps))
             self._feed = MapFeed(
-                plan, builder, options, takes_lanes=takes_lanes, audit=audit is True, ledger=ledger
+                plan, builder, options, open_properties=properties, audit=audit is True, ledger=ledger
             )
         #: Where the loader is; advanced by its latest iteration.
         self.progress = EpochProgress()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +12,19 @@ from rankfeed._util.process_info import cpus_per_process
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult
 from rankfeed.loading.engines.copy import copy_ahead
 from rankfeed.loading.options import FeedOptions
-from rankfeed.loading.state import LoaderState, decode_as, encode_state, resume_cursor
+from rankfeed.loading.state import LoaderState, decode_as, encode_state, restore_plan, resume_cursor
 from rankfeed.plan import Cursor, Plan, Schedule
+from rankfeed.plan.quality import measure_quality, remedy_for
+from rankfeed.topology import Topology
 
 if TYPE_CHECKING:  # imported when they are needed: the first batch does not wait for them
     from rankfeed.loading.audit import EpochAudit
     from rankfeed.loading.engines.process import ProcessEngine
     from rankfeed.loading.engines.thread import ThreadEngine
 
-#: Lanes accepted from a state: a forged one must not request an array of any length.
-_MAX_LANES = 2**20
-
 
 class MapFeed:
-    """The batches of a Loader over a source; with ``takes_lanes`` a loaded state decides the number of lanes."""
+    """The batches of a Loader over a source; a loaded state decides the ``open_properties`` of the plan."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class MapFeed:
         builder: BatchBuilder,
         options: FeedOptions,
         *,
-        takes_lanes: bool,
+        open_properties: Sequence[str],
         audit: bool,
         ledger: Path | None,
     ) -> None:
@@ -48,7 +48,8 @@ class MapFeed:
             from rankfeed.loading.engines.process import ProcessEngine
 
             self._engine = ProcessEngine(builder, options.num_workers, options.prefetch_factor)
-        self._takes_lanes, self._audit, self._ledger = takes_lanes, audit, ledger
+        self._measured_plan: Plan | None = None
+        self._open_properties, self._audit, self._ledger = open_properties, audit, ledger
 
     def schedule(self, begun: Cursor) -> Schedule:
         options = self._options
@@ -63,14 +64,24 @@ class MapFeed:
 
     def load_state(self, state: Mapping[str, Any]) -> Cursor:
         parsed = decode_as(LoaderState, state)
-        plan = self.plan
-        lanes = parsed.plan.get("lanes")
-        if self._takes_lanes and isinstance(lanes, int) and 1 <= lanes <= _MAX_LANES:
-            # Lanes are part of the order: a job continues with those it began with.
-            plan = Plan(self.source.blocks, shuffle=plan.shuffle, seed=plan.seed, window=plan.window, lanes=lanes)
+        plan = restore_plan(self.plan, self.source.blocks, parsed.plan, self._open_properties)
         cursor = resume_cursor(parsed, plan.describe(), self.source.fingerprint)
         self.plan = plan
         return cursor
+
+    def _warn_if_poorly_mixed(self, topology: Topology) -> None:
+        """Warn once for each plan, on one rank."""
+        plan, batch_size, ranks = self.plan, self._options.batch_size, topology.world_size
+        if plan.shuffle != "window" or topology.rank or self._measured_plan is plan:
+            return
+        self._measured_plan = plan
+        if (quality := measure_quality(plan, batch_size=batch_size, world_size=ranks)).is_mixed:
+            return
+        warnings.warn(
+            f"the batches of a rank are poorly mixed: {quality} ({ranks} ranks, batch_size={batch_size}, "
+            f"window={plan.window}, lanes={plan.lanes}); {remedy_for(plan)}",
+            stacklevel=4,
+        )
 
     def _batches(self, schedule: Schedule, ranks_of_node: int) -> Iterator[BatchResult]:
         builder, options = self._builder, self._options
@@ -89,6 +100,7 @@ class MapFeed:
 
     def run(self, begun: Cursor) -> Iterator[tuple[BatchResult, Cursor]]:
         schedule, plan, topology = self.schedule(begun), self.plan, self._options.topology.resolve()
+        self._warn_if_poorly_mixed(topology)
         ledger = audit = None
         if self._ledger is not None:
             from rankfeed.loading.ledger import EpochLedger

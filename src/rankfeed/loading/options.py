@@ -146,6 +146,16 @@ def make_plan(source: Source, shuffle: bool | str, seed: int, window: int, lanes
     return Plan(source.blocks, shuffle=kind, seed=seed, window=window, lanes=lanes)
 
 
+def open_properties(shuffle: bool | str, window: int, lanes: int | None) -> tuple[str, ...]:
+    """Properties of the order that the options of a loader leave open, so that a state may decide them."""
+    is_open = {
+        "shuffle": shuffle is True,
+        "window": shuffle is True and window == DEFAULT_WINDOW,
+        "lanes": lanes is None,
+    }
+    return tuple(name for name, value in is_open.items() if value)
+
+
 def check_column_names(
     source: Source, columns: Sequence[str] | None, id_column: str | None, tail: Tail, ragged: str
 ) -> list[str] | None:

@@ -1,13 +1,15 @@
 """The state of a loader in a checkpoint: a position, and the plan and data that it belongs to."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from rankfeed._util.validate import check_int
-from rankfeed.errors import ArgumentError, StateError, safe_str
-from rankfeed.plan import Cursor
+from rankfeed.errors import ArgumentError, RankfeedError, StateError, safe_str
+from rankfeed.plan import Cursor, Plan
 from rankfeed.storage.commit import decodable
 
 VERSION = 1
@@ -51,6 +53,27 @@ def decode_as(kind: type[_State], state: object) -> _State:
             found=safe_str(error),
             remedy="pass what state_dict() returned, unchanged",
         ) from None
+
+
+def restore_plan(
+    plan: Plan, blocks: npt.NDArray[np.int64], saved: Mapping[str, int | str], names: Collection[str]
+) -> Plan:
+    """The plan that a state continues: in its version of the order, and with its values of some properties.
+
+    ``names`` are the properties that the options of the loader leave open.
+    """
+    own: dict[str, Any] = {"shuffle": plan.shuffle, "window": plan.window, "lanes": plan.lanes}
+    taken = {name: saved[name] for name in names if name in saved}
+    if saved.get("shuffle") == "none":
+        taken.pop("shuffle", None)  # of a job that did not shuffle
+    try:
+        if any(own[name] != value for name, value in taken.items()):
+            plan = Plan(blocks, seed=plan.seed, **{**own, **taken})
+        return plan.with_order(saved.get("order", 1))  # type: ignore[arg-type]
+    except RankfeedError as error:
+        raise StateError(
+            "the plan of the checkpoint cannot be restored", found=error.summary, remedy=error.remedy
+        ) from error
 
 
 def resume_cursor(state: LoaderState, plan: Mapping[str, int | str], source: str) -> Cursor:

@@ -3,6 +3,7 @@
 from rankfeed.plan.coverage import Coverage
 from rankfeed.plan.cursor import Cursor
 from rankfeed.plan.plan import Plan
+from rankfeed.plan.quality import ReadingCost, ShuffleQuality, measure_quality, measure_reading
 from rankfeed.plan.rng_streams import RngStreams, wants_rng
 from rankfeed.plan.schedule import Schedule, Tail
 
@@ -10,8 +11,12 @@ __all__ = [
     "Coverage",
     "Cursor",
     "Plan",
+    "ReadingCost",
     "RngStreams",
     "Schedule",
+    "ShuffleQuality",
     "Tail",
+    "measure_quality",
+    "measure_reading",
     "wants_rng",
 ]

@@ -1,11 +1,12 @@
 """The order of an epoch: position -> sample id, for any size, in constant memory in the number of samples.
 
-Positions are distributed over ``lanes`` round robin: position p is place ``p // lanes`` of lane ``p % lanes``.
-Each lane owns an equal part of the epoch's sequence of samples and reads it in order. The sequence depends on the
-kind of shuffle: stored order ("none"), a keyed bijection of all samples ("global"), or blocks in a keyed order,
-with the samples mixed inside windows of each lane's part ("window").
+The epoch's sequence of samples is cut into ``lanes`` equal runs, and positions visit the lanes in rounds: see
+`rankfeed.plan.lanes`. The sequence depends on the kind of shuffle: stored order ("none"), a keyed bijection of all
+samples ("global"), or units in a keyed order, with the samples mixed inside windows of each lane ("window"). Units
+are blocks, or pieces of blocks that are longer than a lane.
 """
 
+import copy
 import hashlib
 import json
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from rankfeed._util.validate import check_choice, check_int, check_int_array, invalid
 from rankfeed.errors import PlanError
+from rankfeed.plan.lanes import ScrambledLanes, lanes_in_use, sorted_by_lane
 from rankfeed.plan.permutation import CHUNK, MAX_SIZE, Key, UInt64, mix, permutation
 
 Int64 = npt.NDArray[np.int64]
@@ -27,6 +29,12 @@ DEFAULT_LANES: dict[str, int] = {"none": 1, "global": 1, "window": 64}
 #: Default window of "window", in samples.
 DEFAULT_WINDOW = 65536
 
+#: Version of the windowed order that new plans have. A checkpoint continues in the version it was saved in.
+ORDER = 2
+
+#: Units that the rows of a rank come from at least, if the order has as many lanes.
+_UNITS_PER_BATCH = 8
+
 #: "window" divides an ``int`` given as ``blocks`` into at most this many blocks.
 _MAX_IMPLIED_BLOCKS = 2**20
 
@@ -37,10 +45,12 @@ class Plan:
     Args:
         blocks: number of samples, or the samples in each block (a block is what is read in one piece).
         shuffle: "none", "global" (one keyed bijection of all samples) or "window" (blocks in a keyed order,
-            samples mixed inside windows, so that few blocks are open at a time).
+            samples mixed inside windows, so that few blocks are open at a time; "global" if one window covers
+            all samples).
         seed: any integer; the orders of different (seed, epoch) are unrelated.
         window: approximate number of samples that "window" mixes with each other.
         lanes: independent streams through the epoch; part of the order, so do not derive it from the topology.
+            Of a window at most 2**20, and no more than samples, are used.
 
     Raises:
         ArgumentError: an argument has an invalid type or value.
@@ -73,12 +83,65 @@ class Plan:
             raise PlanError(
                 "cannot plan without samples", found="0 samples", remedy="check that the dataset is not empty"
             )
+        self._set_order(ORDER)
+
+    def with_order(self, version: int) -> "Plan":
+        """This plan in a version of the windowed order: that of a checkpoint. Other orders have one version.
+
+        Raises:
+            PlanError: there is no such version.
+        """
+        if self.shuffle != "window":
+            return self
+        plan = copy.copy(self)
+        plan._set_order(version)
+        return plan
+
+    def _set_order(self, version: int) -> None:
+        if version not in (1, ORDER):
+            raise PlanError(
+                "unknown version of the windowed order",
+                expected=f"1 to {ORDER}",
+                found=version,
+                remedy="read it with the version of rankfeed that wrote it",
+            )
+        self.order = version
         self._sequence: tuple[int, Int64, Int64] | None = None
+        self._unit_starts = self._starts
+        self._is_global = self.shuffle == "global"
+        #: Lanes in use; they are visited round robin if there is no other order of them.
+        self._lanes, self._scrambled = self.lanes, None
+        if self.shuffle == "none" or self._is_global or version == 1:
+            return
+        if self.window >= self.num_samples:
+            self._is_global, self._lanes = True, 1
+            return
+        self._lanes = lanes_in_use(self.lanes, self.num_samples)
+        self._unit_starts = _unit_starts(self._starts, self._lanes)
+        groups = max(1, self._lanes // self._lanes_of_a_group())
+        self._scrambled = ScrambledLanes(self.num_samples, self._lanes, groups, self.seed)
+
+    def _lanes_of_a_group(self) -> int:
+        """The least power of two of lanes whose windows have eight units."""
+        sizes = np.diff(self._unit_starts)
+        # The mean unit of a sample, in integers: sizes are rounded so that the sum of their squares fits.
+        shift = max(0, int(sizes.max()).bit_length() - (62 - len(sizes).bit_length()) // 2)
+        sizes >>= shift
+        unit = max(1, (int(np.dot(sizes, sizes)) << shift) // int(sizes.sum()))
+        window = min(self.window, self.num_samples // self._lanes)
+        lanes = 1
+        while lanes * max(unit, window) < _UNITS_PER_BATCH * unit:
+            lanes *= 2
+        return lanes
 
     @property
     def num_blocks(self) -> int:
         """Number of blocks, including empty ones."""
         return len(self._starts) - 1
+
+    def block_of(self, sample_ids: Int64) -> Int64:
+        """The block of each sample."""
+        return self._starts.searchsorted(sample_ids, side="right") - 1
 
     def describe(self) -> dict[str, int | str]:
         """Everything that the order depends on, as a few hundred bytes of JSON."""
@@ -91,6 +154,8 @@ class Plan:
         if self.shuffle == "window":
             digest = hashlib.blake2b(self._starts.astype("<i8").tobytes(), digest_size=8)
             facts |= {"window": self.window, "blocks": self.num_blocks, "block_sizes": digest.hexdigest()}
+            if self.order > 1:
+                facts |= {"order": self.order, "groups": self._scrambled.groups if self._scrambled else 0}
         return facts
 
     @property
@@ -126,36 +191,65 @@ class Plan:
         flat, out = places.reshape(-1), ids.reshape(-1)
         for start in range(0, flat.size, CHUNK):
             part = slice(start, start + CHUNK)
-            out[part] = self._chunk_of_ids(epoch, flat[part])
+            if self._scrambled is not None:
+                lanes, in_lane = self._scrambled.visit(epoch, flat[part])
+            else:
+                # numpy vectorises floor division, but not the remainder
+                in_lane = flat[part] // self._lanes
+                lanes = flat[part] - in_lane * self._lanes
+            out[part] = self._ids_at(epoch, lanes, in_lane)
         return ids
 
-    def _chunk_of_ids(self, epoch: int, places: Int64) -> Int64:
-        short, longer = divmod(self.num_samples, self.lanes)
-        if self.lanes == 1:
-            lanes: Int64 | int = 0
-            offsets: Int64 | int = 0
-        else:
-            # numpy vectorises floor division, but not the remainder
-            in_lane = places // self.lanes
-            lanes, places = places - in_lane * self.lanes, in_lane
-            offsets = lanes * short
-            offsets += np.minimum(lanes, longer)
+    def step_ids(self, epoch: int, starts: Int64, size: int, first: int, last: int) -> Int64:
+        """Sample ids of the rows ``first`` to ``last`` of steps, in the order in which ranks divide them.
+
+        Ranks take consecutive rows. The rows of a lane, or of a group of lanes, are consecutive too, so that a
+        rank reads few blocks.
+
+        Args:
+            epoch: number of the epoch.
+            starts: int64 [steps], the first position of each step.
+            size: positions of a step.
+            first: the first row.
+            last: the row after the last one.
+
+        Returns:
+            int64 [steps, last - first].
+        """
+        if self._scrambled is not None:
+            lanes, places = self._scrambled.arrange(epoch, starts, size, first, last)
+            ids = np.empty_like(lanes)
+            flat_lanes, flat_places, out = lanes.reshape(-1), places.reshape(-1), ids.reshape(-1)
+            for start in range(0, out.size, CHUNK):
+                part = slice(start, start + CHUNK)
+                out[part] = self._ids_at(epoch, flat_lanes[part], flat_places[part])
+            return ids
+        if self._lanes == 1:
+            return self.sample_ids(epoch, starts[:, None] + np.arange(first, last))
+        rows = [sorted_by_lane(start, start + size, self._lanes, first, last) for start in starts.tolist()]
+        return self.sample_ids(epoch, np.stack(rows))
+
+    def _ids_at(self, epoch: int, lanes: Int64, places: Int64) -> Int64:
+        """The sample ids at places of lanes."""
+        short, longer = divmod(self.num_samples, self._lanes)
+        offsets = lanes * short
+        offsets += np.minimum(lanes, longer)
         if self.shuffle == "none":
             return offsets + places
-        if self.shuffle == "global":
+        if self._is_global:
             return permutation(offsets + places, self.num_samples, Key.of("global", self.seed, epoch))
-        offsets = offsets + self._mixed(epoch, lanes, places)
-        ends, shifts = self._block_sequence(epoch)
+        offsets += self._mixed(epoch, lanes, places)
+        ends, shifts = self._unit_sequence(epoch)
         offsets += shifts[ends.searchsorted(offsets, side="right")]
         return offsets
 
-    def _mixed(self, epoch: int, lanes: Int64 | int, places: Int64) -> Int64:
+    def _mixed(self, epoch: int, lanes: Int64, places: Int64) -> Int64:
         """Places after the permutation inside each window of a lane.
 
         A lane of n samples has about n / window windows whose sizes differ by at most one. They are laid out for
         the shorter lanes; the last window of a longer lane has one sample more.
         """
-        length, longer = divmod(self.num_samples, self.lanes)
+        length, longer = divmod(self.num_samples, self._lanes)
         windows = max(1, (2 * length + self.window) // (2 * self.window))
         size, larger = divmod(length, windows)
         if larger:
@@ -182,17 +276,20 @@ class Plan:
         )
         return starts
 
-    def _block_sequence(self, epoch: int) -> tuple[Int64, Int64]:
-        """The permuted sequence of blocks: the end of each, and the difference of sample id and offset in it."""
+    def _unit_sequence(self, epoch: int) -> tuple[Int64, Int64]:
+        """The permuted sequence of units: the end of each, and the difference of sample id and offset in it."""
         cached = self._sequence
         if cached is not None and cached[0] == epoch:
             return cached[1], cached[2]
         self._sequence = cached = None  # freed first: two of them would double the peak
-        count = self.num_blocks
-        order = permutation(np.arange(count), count, Key.of("blocks", self.seed, epoch))
-        ends = np.diff(self._starts)[order]
+        count = len(self._unit_starts) - 1
+        if self._scrambled is not None:
+            order = self._scrambled.unit_order(count, epoch)
+        else:
+            order = permutation(np.arange(count), count, Key.of("blocks", self.seed, epoch))
+        ends = np.diff(self._unit_starts)[order]
         np.cumsum(ends, out=ends)
-        shifts = self._starts[order]
+        shifts = self._unit_starts[order]
         shifts[1:] -= ends[:-1]
         self._sequence = (epoch, ends, shifts)
         return ends, shifts
@@ -225,6 +322,21 @@ def _block_starts(blocks: int | Sequence[int] | npt.NDArray[np.integer], implied
     np.cumsum(sizes, out=starts[1:], dtype=np.int64)
     _checked_total(int(starts.view(np.uint64).max()))  # the first sum above 2**62 has not wrapped around
     return starts
+
+
+def _unit_starts(starts: Int64, lanes: int) -> Int64:
+    """Starts of the units: blocks, or pieces of blocks that are longer than a lane; at least one per lane."""
+    sizes = np.diff(starts)
+    lane = int(starts[-1]) // lanes
+    least = -(-lanes // np.count_nonzero(sizes))
+    pieces = np.minimum(sizes, np.maximum(least, sizes // lane))
+    if pieces.max() <= 1:
+        return starts
+    # Piece i of n of a block of s samples begins after i * (s // n) + min(i, s % n) of them.
+    firsts = np.repeat(pieces.cumsum() - pieces, pieces)
+    index = np.arange(len(firsts)) - firsts
+    size, larger = (np.repeat(each, pieces) for each in np.divmod(sizes, np.maximum(1, pieces)))
+    return np.append(np.repeat(starts[:-1], pieces) + index * size + np.minimum(index, larger), starts[-1])
 
 
 def _checked_total(total: int) -> int:

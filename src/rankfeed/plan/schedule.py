@@ -32,10 +32,9 @@ class SampleOrder(Protocol):
     """The part of a plan that a schedule needs."""
 
     @property
-    def lanes(self) -> int: ...
-    @property
     def num_samples(self) -> int: ...
     def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> Int64: ...
+    def step_ids(self, epoch: int, starts: Int64, size: int, first: int, last: int) -> Int64: ...
 
 
 @runtime_checkable
@@ -149,14 +148,15 @@ class Schedule:
             (array([0, 1, 2, 3, 4, 5, 6]), [0, 3, 5, 7])
         """
         self._checked(steps[-1])
-        # Full steps without lanes are intervals of one length.
-        full = steps[: len(range(steps.start, self._full, steps.step)) if self.plan.lanes == 1 else 0]
-        size, low = self.batch_size, self.start + self.rank * self.batch_size
-        firsts = np.arange(full.start, full.stop, full.step) * self.global_batch_size + low
-        others = [self._positions(step) for step in steps[len(full) :]]
-        positions = np.concatenate([np.add.outer(firsts, np.arange(size)).reshape(-1), *others])
-        edges = accumulate([size] * len(full) + [len(each) for each in others], initial=0)
-        return self.plan.sample_ids(self.epoch, positions), [*edges]
+        full = steps[: len(range(steps.start, self._full, steps.step))]
+        parts = [self._last_ids(step) for step in steps[len(full) :]]
+        edges = accumulate([self.batch_size] * len(full) + [len(part) for part in parts], initial=0)
+        if full:
+            starts = self.start + np.arange(full.start, full.stop, full.step) * self.global_batch_size
+            first = self.rank * self.batch_size
+            ids = self.plan.step_ids(self.epoch, starts, self.global_batch_size, first, first + self.batch_size)
+            parts.insert(0, ids.reshape(-1))
+        return np.concatenate(parts), [*edges]
 
     def valid(self, step: int) -> npt.NDArray[np.bool_]:
         """Mask of :meth:`batch`: bool [rows], False for padding."""
@@ -244,16 +244,17 @@ class Schedule:
             return first, last, last - first
         return first, last, self.batch_size if self.tail == "pad" else max(1, last - first)
 
-    def _positions(self, step: int) -> Int64:
+    def _last_ids(self, step: int) -> Int64:
+        """Sample ids of this rank at a step after the full ones."""
         low, high = self._bounds(step)
         first, last, rows = self._share(step)
-        positions = sorted_by_lane(low, high, self.plan.lanes, first, last)
+        ids: Int64 = self.plan.step_ids(self.epoch, np.array([low]), high - low, first, last)[0]
         if rows == last - first:
-            return positions
+            return ids
         # The ranks before this one have rank * rows rows, of which `first` are samples; the others are padding.
         before = self.rank * rows - first
         padding = np.arange(before, before + rows - (last - first)) % self.plan.num_samples
-        return np.concatenate([positions, padding])
+        return np.concatenate([ids, self.plan.sample_ids(self.epoch, padding)])
 
 
 def split_steps(samples: int, batch_size: int, world_size: int, tail: ScheduleTail) -> tuple[int, list[int]]:
@@ -268,32 +269,3 @@ def split_steps(samples: int, batch_size: int, world_size: int, tail: ScheduleTa
         return full - 1, [global_batch + rest]
     shared = global_batch + rest
     return full - 1, [shared - shared // 2, shared // 2]
-
-
-def sorted_by_lane(low: int, high: int, lanes: int, first: int, last: int) -> Int64:
-    """Positions ``first`` to ``last`` of the interval [low, high) sorted by (lane, place), without sorting it."""
-    if lanes == 1:
-        return np.arange(low + first, low + last)
-    # Each lane has `every` positions of the interval, and `more` lanes from lane `at` on have one more: in each
-    # run of lanes with equally many positions, lane and place are a division.
-    every, more = divmod(high - low, lanes)
-    at = low % lanes
-    around = max(0, at + more - lanes)
-    runs = (
-        (0, around, lanes - at, every + 1),
-        (around, at, around + lanes - at, every),
-        (at, min(at + more, lanes), 0, every + 1),
-        (min(at + more, lanes), lanes, more, every),
-    )
-    parts, done = [], 0
-    for start, stop, offset, each in runs:
-        here = (stop - start) * each
-        rows = np.arange(max(0, first - done), min(here, last - done))
-        if rows.size:
-            lane = rows // each
-            rows -= lane * each
-            rows *= lanes
-            rows += lane + (low + offset)
-            parts.append(rows)
-        done += here
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)

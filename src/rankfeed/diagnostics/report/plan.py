@@ -9,10 +9,9 @@ import numpy as np
 
 from rankfeed.diagnostics.report.charts import bars, heatmap, lines
 from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section, shown
-from rankfeed.diagnostics.verify.plans import verify_plan
-from rankfeed.plan import Schedule, Tail
+from rankfeed.diagnostics.verify.plans import poor_mixture, verify_plan
+from rankfeed.plan import Schedule, Tail, measure_quality, measure_reading
 from rankfeed.plan.plan import Int64
-from rankfeed.plan.schedule import sorted_by_lane
 from rankfeed.sources.source import Source
 
 #: Rows and columns of a heat map, the most samples of a column that are examined, and the least of a cell: with
@@ -71,6 +70,18 @@ def plan_page(
         "seed": plan.seed,
         "lanes": plan.lanes,
     }
+    findings = found.findings
+    if steps:
+        sizes = {"batch_size": schedule.batch_size, "world_size": ranks, "epoch": schedule.epoch}
+        quality = measure_quality(plan, **sizes)
+        reading = measure_reading(plan, cached_blocks=None if source is None else source.cached_blocks, **sizes)
+        facts |= {
+            "classes of a rank's batch, sorted data": f"{quality.classes:.0%} of a global shuffle",
+            "blocks of a rank's batch": f"{quality.blocks:.1f}",
+            "blocks that a rank reads": "not known" if reading.share is None else f"{reading.share:.1%}",
+            "blocks that a rank decodes": reading.decoded,
+        }
+        findings += poor_mixture(plan, quality)
     sections = []
     if steps:
         sections.append(Section("Who reads what", [_places(schedule), _last_steps(schedule)]))
@@ -83,7 +94,7 @@ def plan_page(
         verdict=found.verdict,
         summary=str(found),
         facts=facts,
-        findings=found.findings,
+        findings=findings,
         sections=sections,
     )
 
@@ -101,9 +112,9 @@ def _places(first: Schedule) -> Figure:
     rows: list[list[Cell]] = []
     for rank in ranks:
         for step, end in pairwise([*steps, len(first)]):
-            position = _first_position(first, rank, step)
-            if len(position):
-                place = 100 * int(plan.sample_ids(first.epoch, position)[0]) / plan.num_samples
+            ids = _first_row(first, rank, step)
+            if len(ids):
+                place = 100 * int(ids[0]) / plan.num_samples
                 rows.append([step, end, str(rank), round(place, 2)])
     caption = (
         "Place in the data set of the first sample of a batch. Equal rows: ranks read the same places. A slope "
@@ -114,12 +125,13 @@ def _places(first: Schedule) -> Figure:
     return heatmap("Where each rank reads", caption, columns, rows, 100)
 
 
-def _first_position(schedule: Schedule, rank: int, step: int) -> Int64:
-    """The first position of a rank's share of a step, if it has one: of any rank, in constant time."""
+def _first_row(schedule: Schedule, rank: int, step: int) -> Int64:
+    """The first sample of a rank's share of a step, if it has one."""
     low = schedule.position_after(step - 1) if step else schedule.start
     size = schedule.position_after(step) - low
     first, last = (number * size // schedule.world_size for number in (rank, rank + 1))
-    return sorted_by_lane(low, low + size, schedule.plan.lanes, first, min(last, first + 1))
+    ids = schedule.plan.step_ids(schedule.epoch, np.array([low]), size, first, min(last, first + 1))
+    return ids.reshape(-1)
 
 
 def _times(first: Schedule) -> Figure:

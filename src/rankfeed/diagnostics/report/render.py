@@ -13,12 +13,11 @@ from string import Template
 from textwrap import wrap
 from typing import Any
 
-from rankfeed.diagnostics.findings import Finding
+from rankfeed.diagnostics.findings import Finding, has_warnings
 from rankfeed.diagnostics.report.page import Figure, Page
 from rankfeed.diagnostics.written import written
 from rankfeed.sources.extras import need
 
-#: Sign and word of a verdict: it is not said by colour alone.
 _VERDICTS = {"sound": "✓ Sound", "diseased": "✕ Diseased", "not proven": "? Not proven"}
 #: Width of a chart in a picture, and letters in a line of its title.
 _WIDTH, _LETTERS = 720, 110
@@ -48,8 +47,8 @@ def html(page: Page) -> str:
     return Template(_asset("page.html")).substitute(
         title=_text(page.title),
         style=_asset("page.css"),
-        kind=verdict.replace(" ", "-"),
-        word=f'<span class="word">{_VERDICTS[verdict]}</span>' if verdict else "",
+        kind="warned" if has_warnings(page.findings, page.verdict) else verdict.replace(" ", "-"),
+        word=f'<span class="word">{_word(page)}</span>' if verdict else "",
         summary=_text(page.summary),
         findings="".join(map(_finding, page.findings)),
         facts="".join(f"<div><dt>{_text(name)}</dt><dd>{_text(fact)}</dd></div>" for name, fact in facts.items()),
@@ -119,6 +118,11 @@ def _vega() -> str:
     """The scripts of Vega, Vega-Lite and Vega-Embed, compressed to less than half of their 900 KB."""
     script: str = need("vl_convert", extra="report").javascript_bundle()
     return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
+
+
+def _word(page: Page) -> str:
+    """Sign and word of the verdict: it is not said by colour alone."""
+    return "! Sound, with warnings" if has_warnings(page.findings, page.verdict) else _VERDICTS[str(page.verdict)]
 
 
 def _finding(finding: Finding) -> str:

@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rankfeed._util.validate import check_int
 from rankfeed.diagnostics.findings import Finding, Severity
 from rankfeed.diagnostics.verify.positions import PlanShape, PositionRange
 from rankfeed.errors import ArgumentError, PlanError, SourceError, TopologyError
@@ -39,10 +38,8 @@ class LedgerPass:
     def positions(self, launch: int) -> PositionRange:
         """As a part of a timeline."""
         content: Any = self.content
-        plan = content.plan
-        sizes = (check_int(name, plan.get(name), at_least=1, at_most=1 << 62) for name in ("samples", "lanes"))
         bounds = content.epoch, content.start, content.batch_size, content.world_size, content.tail
-        return PositionRange(PlanShape(*sizes), launch, *bounds, {content.rank: self.steps})
+        return PositionRange(PlanShape.of(content.plan), launch, *bounds, {content.rank: self.steps})
 
 
 @dataclass

@@ -11,7 +11,8 @@ import numpy as np
 
 from rankfeed.diagnostics.findings import Finding, Judged
 from rankfeed.diagnostics.multiset import HashPartitions, distinct, partition_ranges
-from rankfeed.plan import Schedule, Tail
+from rankfeed.plan import Plan, Schedule, ShuffleQuality, Tail
+from rankfeed.plan.quality import remedy_for
 from rankfeed.plan.schedule import SampleOrder
 from rankfeed.topology import Topology
 
@@ -68,6 +69,14 @@ class PlanVerdict(Judged):
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {**self.verdict_as_dict(), **vars(self)}
+
+
+def poor_mixture(plan: Plan, quality: ShuffleQuality) -> tuple[Finding, ...]:
+    """A warning if a shuffle with windows mixes the batches of a rank less well than a global one."""
+    if plan.shuffle != "window" or quality.is_mixed:
+        return ()
+    what = f"the batches of a rank are poorly mixed: {quality}"
+    return (Finding("poorly-mixed", "warning", what, (), remedy_for(plan)),)
 
 
 def verify_plan(

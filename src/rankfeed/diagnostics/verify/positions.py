@@ -5,6 +5,8 @@ a position takes back everything that was delivered from there on; what is left 
 each pass reaches to where the next one began, and what a rank did not deliver until there is missing.
 """
 
+from __future__ import annotations
+
 import sys
 from bisect import bisect_right
 from collections import Counter
@@ -12,11 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_int
 from rankfeed.plan import Schedule
+from rankfeed.plan.lanes import ScrambledLanes, lanes_in_use, sorted_by_lane
 from rankfeed.plan.plan import Int64
 from rankfeed.plan.schedule import Tail
 from rankfeed.topology import Topology
@@ -32,10 +37,32 @@ class PlanShape:
     """What a schedule needs of a plan; its "sample ids" are the positions themselves."""
 
     num_samples: int
-    lanes: int
+    lanes: int  # visited round robin, unless they are scrambled
+    scrambled: ScrambledLanes | None = None
+
+    @classmethod
+    def of(cls, plan: Mapping[str, Any]) -> PlanShape:
+        """The shape of a plan that was described in a ledger; raises an ArgumentError."""
+
+        def integer(name: str, at_least: int = 1) -> int:
+            return check_int(name, plan.get(name), at_least=at_least, at_most=1 << 62)
+
+        samples, lanes = integer("samples"), integer("lanes")
+        if plan.get("order", 1) == 1:
+            return cls(samples, lanes)
+        lanes = lanes_in_use(lanes, samples)
+        groups = integer("groups", at_least=0)
+        scrambled = ScrambledLanes(samples, lanes, min(groups, lanes), check_int("seed", plan.get("seed")))
+        return cls(samples, 1, scrambled if groups else None)
 
     def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> Int64:
         return np.asarray(positions, np.int64)
+
+    def step_ids(self, epoch: int, starts: Int64, size: int, first: int, last: int) -> Int64:
+        if self.scrambled is not None:
+            return self.scrambled.positions(*self.scrambled.arrange(epoch, starts, size, first, last), epoch)
+        rows = [sorted_by_lane(start, start + size, self.lanes, first, last) for start in starts.tolist()]
+        return np.stack(rows)
 
 
 @dataclass(frozen=True)

@@ -273,8 +273,6 @@ class ResamplingPlan:
     the population. Draws of different (seed, epoch) are independent.
     """
 
-    lanes = 1
-
     def __init__(
         self, population: int, epoch_size: int | None = None, *, replacement: bool = True, seed: int = 0
     ) -> None:
@@ -305,6 +303,10 @@ class ResamplingPlan:
         bits = mix(mix(draws.view(np.uint64) + first) ^ second)
         # The modulo bias is at most one in 2**64 / population.
         return (bits % np.uint64(self.population)).astype(np.int64)
+
+    def step_ids(self, epoch: int, starts: Int64, size: int, first: int, last: int) -> Int64:
+        """The samples of rows of steps, in the order of their positions: int64 [steps, last - first]."""
+        return self.sample_ids(epoch, starts[:, None] + np.arange(first, last))
 
 
 def _open_shards(urls_or_source: Urls | Source) -> Source:

@@ -1,0 +1,173 @@
+"""How well an order mixes the data, and what a rank reads of them: measured on the order itself."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import exp
+
+import numpy as np
+
+from rankfeed.plan.plan import Int64, Plan
+from rankfeed.plan.schedule import Schedule, Tail
+
+#: Share of the classes of a global shuffle that a well mixed batch has, on data sorted by label.
+ENOUGH_CLASSES = 0.9
+
+#: Classes of the data that the measurement assumes, all of the same number of samples.
+_CLASSES = 10
+#: Batches that are examined of a rank, the rows of all of them, and the rows of a global batch.
+_BATCHES, _ROWS, _GLOBAL_ROWS = 64, 2**15, 4096
+#: Steps of a rank whose reading is counted, and their rows; of a longer epoch it is estimated from as many.
+_COUNTED_STEPS, _COUNTED_ROWS = 2**12, 2**20
+
+
+@dataclass(frozen=True)
+class ShuffleQuality:
+    """How well batches are mixed: on data that are sorted by label and have ten classes of equal size.
+
+    Attributes:
+        classes: classes in a rank's batch, relative to a global shuffle.
+        global_classes: classes in a global batch, relative to a global shuffle.
+        blocks: blocks that the rows of a rank's batch are from, on average.
+    """
+
+    classes: float
+    global_classes: float
+    blocks: float
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the batches of a rank are mixed nearly as well as by a global shuffle."""
+        return self.classes >= ENOUGH_CLASSES
+
+    def __str__(self) -> str:
+        return (
+            f"on data sorted by label they have {self.classes:.0%} of the classes that a global shuffle gives, "
+            f"from {self.blocks:.1f} blocks on average"
+        )
+
+
+@dataclass(frozen=True)
+class ReadingCost:
+    """What a rank reads in an epoch.
+
+    Attributes:
+        share: share of the blocks that it reads; None if too few rows could be examined.
+        decoded: blocks that it decodes, a block again if it left the cache in between.
+    """
+
+    share: float | None
+    decoded: int
+
+
+def remedy_for(plan: Plan) -> str:
+    """What improves the mixture of an order with windows."""
+    remedy = (
+        "write the data with smaller row groups, or with rankfeed.write, whose rows are read singly; use a larger "
+        'window; or use shuffle="global", which decodes blocks repeatedly if they do not fit into the cache'
+    )
+    return f"{remedy}; a checkpoint of an earlier version continues in its order" if plan.order == 1 else remedy
+
+
+@dataclass(frozen=True)
+class _Rank:
+    rank: int
+    world_size: int
+
+    def schedule(self, plan: Plan, batch_size: int, epoch: int) -> Schedule:
+        tail: Tail = "even" if plan.num_samples >= self.world_size else "pad"
+        return Schedule(plan, batch_size=batch_size, topology=self, epoch=epoch, tail=tail)
+
+
+def measure_quality(plan: Plan, *, batch_size: int, world_size: int, epoch: int = 0) -> ShuffleQuality:
+    """Measure how well batches are mixed: of the first, middle and last rank, at steps all over the epoch.
+
+    If the epoch has few steps, later epochs are examined too.
+
+    Examples:
+        >>> quality = measure_quality(Plan([1000] * 100), batch_size=16, world_size=4)
+        >>> quality.is_mixed, round(quality.blocks)
+        (True, 15)
+    """
+    total, batches = plan.num_samples, max(4, min(_BATCHES, _ROWS // batch_size))
+    rank_batches: list[Int64] = []
+    global_batches: list[Int64] = []
+    while len(rank_batches) < batches:
+        for rank in sorted({0, world_size // 2, world_size - 1}):
+            schedule = _Rank(rank, world_size).schedule(plan, batch_size, epoch)
+            steps = max(1, len(schedule) - 2)  # the last two may be smaller
+            for step in np.unique(np.linspace(0, steps - 1, batches, dtype=np.int64)).tolist():
+                rank_batches.append(schedule.batch(step)[schedule.valid(step)])
+                low, high = step * schedule.global_batch_size, schedule.position_after(step)
+                global_batches.append(plan.sample_ids(epoch, np.arange(low, min(high, low + _GLOBAL_ROWS))))
+        epoch += 1
+    return ShuffleQuality(
+        classes=_relative_classes(rank_batches, total),
+        global_classes=_relative_classes(global_batches, total),
+        blocks=float(np.mean([len(np.unique(plan.block_of(ids))) for ids in rank_batches])),
+    )
+
+
+def _relative_classes(batches: list[Int64], total: int) -> float:
+    """Classes in batches, relative to batches drawn from all samples without replacement."""
+    edges = np.linspace(0, total, _CLASSES + 1, dtype=np.int64)
+    classes = sum(len(np.unique(edges.searchsorted(ids, side="right"))) for ids in batches)
+    expected = 0.0
+    for size in np.diff(edges).tolist():
+        for ids in batches:
+            draws = np.arange(len(ids))
+            expected += 1 - np.prod(np.maximum(0, total - size - draws) / (total - draws))
+    return float(classes / expected)
+
+
+def measure_reading(
+    plan: Plan, *, batch_size: int, world_size: int, cached_blocks: int | None = None, epoch: int = 0
+) -> ReadingCost:
+    """Measure which blocks the middle rank reads in an epoch, and how many it decodes.
+
+    Args:
+        plan: the order.
+        batch_size: rows of a rank's batch.
+        world_size: number of ranks.
+        cached_blocks: blocks that a rank's cache holds, those used last; None if it holds all that are used again.
+        epoch: number of the epoch.
+
+    Examples:
+        >>> measure_reading(Plan([10] * 100, shuffle="none"), batch_size=10, world_size=2)
+        ReadingCost(share=0.5, decoded=50)
+    """
+    schedule = _Rank(world_size // 2, world_size).schedule(plan, batch_size, epoch)
+    steps = len(schedule)
+    counted = min(steps, _COUNTED_STEPS, max(2, _COUNTED_ROWS // batch_size))
+    spread = np.unique(np.linspace(0, steps - 1, counted, dtype=np.int64)).tolist()
+    rows = np.concatenate([schedule.batch(step) for step in spread])
+    distinct = len(np.unique(plan.block_of(rows)))
+    read = distinct if counted == steps else _estimate_distinct(distinct, len(rows), plan.num_blocks)
+    share = None if read is None else read / plan.num_blocks
+    if cached_blocks is None and read is not None:
+        return ReadingCost(share, read)
+    cache: OrderedDict[int, None] = OrderedDict()
+    decoded = np.zeros(counted, np.int64)
+    for step in range(counted):
+        blocks = np.unique(plan.block_of(schedule.batch(step))).tolist()
+        decoded[step] = sum(block not in cache for block in blocks)
+        for block in blocks:
+            cache[block] = None
+            cache.move_to_end(block)
+        while cached_blocks is not None and len(cache) > cached_blocks:
+            cache.popitem(last=False)
+    if counted < steps:  # by half of them the cache is full
+        return ReadingCost(share, round(max(read or 0, decoded[counted // 2 :].mean() * steps)))
+    return ReadingCost(share, int(decoded.sum()))
+
+
+def _estimate_distinct(distinct: int, draws: int, most: int) -> int | None:
+    """Number of blocks of which ``draws`` had ``distinct`` different ones; None if that is too uncertain."""
+    if distinct > 0.9 * draws:
+        return None
+    low, high = distinct, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if middle * (1 - exp(-draws / middle)) >= distinct else (middle + 1, high)
+    return low
