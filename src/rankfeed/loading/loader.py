@@ -78,7 +78,8 @@ class Loader(DataLoaderCompat):
             :func:`rankfeed.from_dataset` wraps; or a stream of :func:`rankfeed.from_iterable`.
         batch_size: rows of this rank's batches.
         shuffle: False; "global" (all samples); "window" (blocks, which are read in one piece, and samples within
-            windows of them); True (the one that suits the source).
+            windows of them); True ("global" if samples are read singly or all data take at most 512 MiB when they
+            are decoded, else "window").
         seed: of the order and of all random streams.
         tail: how an epoch ends if the global batch does not divide it: "even", "drop" or "pad" (see
             :class:`rankfeed.Schedule`). If each rank has its own stream: "drop" (stop after the last step that is
@@ -86,7 +87,8 @@ class Loader(DataLoaderCompat):
         window: approximate number of samples that "window" mixes with each other. If left out, ``shuffle=True``
             uses fewer for large rows that can only be read in chunks.
         lanes: independent streams of blocks that are read side by side; part of the order, so do not derive it
-            from the number of ranks. 64 for "window", else 1.
+            from the number of ranks. 64 for "window", else 1. A loaded state decides what ``shuffle=True`` and
+            omitted lanes leave open.
         plan: your own order, instead of shuffle, window and lanes.
         columns: names of the columns to read; None for all.
         transform: called with each sample (a dict), or with the sample and a numpy Generator that is keyed by
