@@ -216,18 +216,18 @@ class Plan:
         Returns:
             int64 [steps, last - first].
         """
-        if self._scrambled is not None:
-            lanes, places = self._scrambled.arrange(epoch, starts, size, first, last)
-            ids = np.empty_like(lanes)
-            flat_lanes, flat_places, out = lanes.reshape(-1), places.reshape(-1), ids.reshape(-1)
-            for start in range(0, out.size, CHUNK):
-                part = slice(start, start + CHUNK)
-                out[part] = self._ids_at(epoch, flat_lanes[part], flat_places[part])
-            return ids
-        if self._lanes == 1:
+        if self._scrambled is None and self._lanes > 1:
+            rows = [sorted_by_lane(start, start + size, self._lanes, first, last) for start in starts.tolist()]
+            return self.sample_ids(epoch, np.stack(rows))
+        if self._scrambled is None or last - first == size:  # or the rank has the whole step
             return self.sample_ids(epoch, starts[:, None] + np.arange(first, last))
-        rows = [sorted_by_lane(start, start + size, self._lanes, first, last) for start in starts.tolist()]
-        return self.sample_ids(epoch, np.stack(rows))
+        lanes, places = self._scrambled.arrange(epoch, starts, size, first, last)
+        ids = np.empty_like(lanes)
+        flat_lanes, flat_places, out = lanes.reshape(-1), places.reshape(-1), ids.reshape(-1)
+        for start in range(0, out.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            out[part] = self._ids_at(epoch, flat_lanes[part], flat_places[part])
+        return ids
 
     def _ids_at(self, epoch: int, lanes: Int64, places: Int64) -> Int64:
         """The sample ids at places of lanes."""
