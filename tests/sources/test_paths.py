@@ -1,11 +1,13 @@
 """Which files are meant: each of them once, in the order that was asked for."""
 
+import glob
 import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sources import writers
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, MissingExtraError, SourceError
@@ -85,3 +87,35 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     for where in (tmp_path / "t.parquet", [tmp_path / "t.parquet"], tmp_path / "*.parquet"):
         with pytest.raises(SourceError, match="neither a file nor a folder"):
             rf.open(where)
+
+
+PATTERNS = {name: each.where for name, each in writers.FORMATS.items() if "*" in each.where}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("folder", ["run[1]", "run{1,2}", "run[1]{1..2}"])
+def test_a_pattern_in_a_folder_with_signs_of_a_pattern_has_a_remedy(
+    name: str, folder: str, tmp_path: Path
+) -> None:
+    written = writers.make(name, tmp_path / folder)
+    for pattern in (f"{written.folder}/{PATTERNS[name]}", [f"{written.folder}/{PATTERNS[name]}"]):
+        with pytest.raises(SourceError, match=r"glob\.escape") as caught:
+            rf.open(pattern)
+        call = str(caught.value.remedy).partition(": ")[2]
+        opened = eval(call, {"rankfeed": rf, "glob": glob})  # noqa: S307
+        assert len(opened) == len(written.expected)
+
+
+@pytest.mark.parametrize("name", [name for name, each in writers.FORMATS.items() if each.opened is None])
+def test_files_in_a_folder_with_signs_of_a_pattern_are_opened(name: str, tmp_path: Path) -> None:
+    written = writers.make(name, tmp_path / "run[1]{a,b}")
+    where = PATTERNS.get(name)
+    paths = written.folder / writers.FORMATS[name].where if where is None else sorted(written.folder.glob(where))
+    assert len(rf.open(paths)) == len(written.expected)
+
+
+def test_a_pattern_without_such_a_folder_has_no_such_remedy(tmp_path: Path) -> None:
+    for pattern in ("*.npy", "{a,b}.npy", "a[12]/*.npy"):
+        with pytest.raises(SourceError) as caught:
+            rf.open(f"{tmp_path}/{pattern}")
+        assert caught.value.remedy is None

@@ -4,14 +4,15 @@ import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from rankfeed._util.validate import check_bool, check_choice, check_names, check_path
 from rankfeed.errors import ArgumentError, SourceError
-from rankfeed.sources.paths import Paths, as_paths, expand, files_in
+from rankfeed.sources.paths import Paths, as_paths, expand
 from rankfeed.sources.source import Source
+from rankfeed.sources.unknown_format import data_folders, unknown_format_error
 from rankfeed.storage.manifest import MANIFEST_NAME
 
 #: Directory of an unfinished `rankfeed.write` in its target.
@@ -49,6 +50,7 @@ class Format:
                     f"{self.what} has no such option",
                     expected="one of " + ", ".join(known) if known else "no options",
                     found=option,
+                    remedy=_split_remedy(where) if option == "split" else None,
                 )
         given = {name: value for name, value in common.items() if name in parameters}
         source: Source = reader(where, columns=columns, **given, **options)
@@ -170,7 +172,7 @@ def open(
     name, paths = _detect(uri, format)
     _refuse_unfinished(paths)
     if name is None:
-        raise _not_found(paths, format)
+        raise _unknown_format(uri, paths, format)
     return FORMATS[name].open(uri, columns, {"allow_pickle": allow_pickle, "cache_dir": cache_dir}, options)
 
 
@@ -189,17 +191,22 @@ def _refuse_unfinished(paths: list[str]) -> None:
             )
 
 
-def _not_found(paths: list[str], format: str | None) -> SourceError:
+def _split_remedy(where: Paths) -> str:
+    """How to open a split of a format whose splits are folders."""
+    remedy = "leave split out: a split of this format is a folder, which is opened by its path"
+    names = data_folders(where, detect) if isinstance(where, str) and os.path.isdir(where) else {}
+    return f"{remedy}: {', '.join(os.path.join(str(where), name) for name in names)}" if names else remedy
+
+
+def _unknown_format(where: Paths, paths: list[str], format: str | None) -> SourceError:
     """The reason why no format fits."""
+    if format is not None and (other := detect(where)) is not None:
+        return SourceError(
+            "the data are in another format",
+            expected=FORMATS[format].what,
+            found=FORMATS[other].what,
+            where=", ".join(paths[:4]),
+            remedy=f"leave format out, or pass format={other!r}",
+        )
     expected = ", ".join(each.what for name, each in FORMATS.items() if format in (None, name))
-    if len(paths) != 1:
-        found = str(paths[:4])
-        return SourceError("the files are not all of one known format", expected=expected, found=found)
-    path = Path(paths[0])
-    if not path.is_dir():
-        found, remedy = path.suffix or "no suffix", "read it in a Dataset: rankfeed.from_dataset(dataset)"
-        return SourceError("unknown format", expected=expected, found=found, where=path, remedy=remedy)
-    files_in(path, ("",), skip=())  # raises for a broken link
-    names = sorted(os.listdir(path))
-    summary = "the folder holds no data that rankfeed reads" if names else "the folder is empty"
-    return SourceError(summary, expected=expected, found=", ".join(names[:4]) or None, where=path)
+    return unknown_format_error(paths, expected, partial(detect, format=format))

@@ -12,7 +12,8 @@ from rankfeed.errors import ArgumentError, SourceError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-_BRACES = re.compile(r"\{([^{}]*)\}")
+#: Not ``[{]``, which is a brace in the name of a file.
+_BRACES = re.compile(r"\{(?!\])([^{}]*)\}")
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)")
 #: A number with leading zeros.
 _PADDED = re.compile(r"-?0[0-9]+")
@@ -23,8 +24,8 @@ _MOST = 10_000_000
 def expand(where: Paths) -> list[str]:
     """The files of a path, a glob (``*.tar``), a brace pattern (``{000..012}``, ``{a,b}``), or a list of these.
 
-    Braces are expanded in their order; matches of a glob are sorted naturally. A file that does not exist and a
-    pattern without a match are a SourceError.
+    A path that exists is no pattern. Braces are expanded in their order; matches of a glob are sorted naturally. A
+    file that does not exist and a pattern without a match are a SourceError.
     """
     found: list[str] = []
     for each in [where] if isinstance(where, (str, os.PathLike)) else where:
@@ -33,14 +34,35 @@ def expand(where: Paths) -> list[str]:
             if os.path.exists(path):
                 found.append(path)
             elif not glob.has_magic(path):
-                raise SourceError("no such file or folder", where=path)
+                raise SourceError("no such file or folder", where=path, remedy=_escape_remedy(text))
             elif matches := sorted(glob.glob(path, recursive=True), key=natural):
                 found += matches
             else:
-                raise SourceError("no file matches the pattern", where=path)
+                raise SourceError("no file matches the pattern", where=path, remedy=_escape_remedy(text))
     for path in found:
         check_kind(path)
     return found
+
+
+def escape(path: str) -> str:
+    """A pattern that only this path matches.
+
+    Examples:
+        >>> escape("run[1]/{a,b}")
+        'run[[]1]/[{]a,b}'
+    """
+    return glob.escape(path).replace("{", "[{]")
+
+
+def _escape_remedy(pattern: str) -> str | None:
+    """How to write a pattern in an existing folder whose name has signs of a pattern; None for another folder."""
+    folder = os.path.dirname(pattern)
+    while folder and not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    if not (glob.has_magic(folder) or _BRACES.search(folder)):
+        return None
+    braces = ".replace('{', '[{]')" if "{" in folder else ""
+    return f"escape the folder's name: rankfeed.open(glob.escape({folder!r}){braces} + {pattern[len(folder) :]!r})"
 
 
 def check_kind(path: str) -> None:

@@ -4,7 +4,7 @@ import os
 from itertools import islice
 
 from rankfeed.errors import ArgumentError, SourceError
-from rankfeed.sources.paths import Paths, common_root, expand, files_in
+from rankfeed.sources.paths import Paths, common_root, escape, expand, files_in
 
 SUFFIXES = (".npy", ".npz")
 #: Directories that are searched for files, so that a cycle of links ends.
@@ -31,14 +31,16 @@ def list_files(where: Paths, *, recursive: bool = False) -> tuple[str, list[str]
         (root,) = paths
         paths = files_in(root, SUFFIXES, recursive, skip=(".",))
         if not recursive and (nested := _nested_file(root)) is not None:
-            pattern = "*" + nested[-4:]
+            pattern, name = "*" + nested[-4:], os.path.relpath(nested, root)
             raise SourceError(
                 f"the directory has {nested[-4:]} files in subdirectories",
                 expected="files in one directory, unless an option says how subdirectories are read",
-                found=f"{len(paths)} files, and {os.path.relpath(nested, root)!r}",
+                found=f"{len(paths)} files, and {name!r}",
                 where=root,
-                remedy='pass labels="folder" to number the samples by their subdirectory; or a pattern: '
-                f"{os.path.join(root, '**', pattern)!r} for all files, {os.path.join(root, pattern)!r} for some",
+                remedy='pass labels="folder" to number the samples by their subdirectory; or open one '
+                f"subdirectory: {os.path.join(root, name.split(os.sep)[0])!r}; or give a pattern: "
+                f"{os.path.join(escape(root), '**', pattern)!r} for all files"
+                + (f", {os.path.join(escape(root), pattern)!r} for those at the top" if paths else ""),
             )
     elif recursive:
         raise ArgumentError(
