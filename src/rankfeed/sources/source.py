@@ -438,7 +438,9 @@ def check_ids(sample_ids: npt.ArrayLike, size: int) -> Int64:
     return ids
 
 
-def check_columns(columns: Sequence[str] | None, fields: Mapping[str, Any]) -> list[str]:
+def check_columns(
+    columns: Sequence[str] | None, fields: Mapping[str, Any], remedy: str | None = None
+) -> list[str]:
     """Names of the requested columns; an ArgumentError if one does not exist."""
     if columns is None:
         return list(fields)
@@ -446,7 +448,10 @@ def check_columns(columns: Sequence[str] | None, fields: Mapping[str, Any]) -> l
     missing = [name for name in names if name not in fields]
     if missing:
         raise ArgumentError(
-            "no such column", expected="some of " + ", ".join(fields), found=", ".join(map(repr, missing))
+            "no such column",
+            expected="some of " + ", ".join(fields),
+            found=", ".join(map(repr, missing)),
+            remedy=remedy,
         )
     return names
 

@@ -341,10 +341,32 @@ def test_an_extension_that_can_name_no_column_is_an_error(tmp_path: Path) -> Non
             rf.open(write_tar(tmp_path / "a.tar", [(name, b"")]))
 
 
-def test_keys_with_dots_are_told_from_extensions(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "a.tar", [(f"0.{i}.txt", b"") for i in range(1001)])
-    with pytest.raises(SourceError, match="too many different extensions"):
-        rf.open(path)
+@pytest.mark.parametrize(
+    ("names", "options", "summary", "example"),
+    [
+        ([f"0.{i}.txt" for i in range(1001)], {}, "too many different extensions", "'0.0.txt' is member .0.txt"),
+        (["img_0.5.txt", "img_0.6.txt"], {"columns": ["txt"]}, "no such column", "'img_0.5.txt' is member .5.txt"),
+        (["0.v0.txt", "1.v1.txt"], {}, "lacks a member", "'0.v0.txt' is member .v0.txt of sample '0'"),
+        (["0.v0.txt", "1.v1.txt"], {"missing": "skip"}, "no sample has all", "'0.v0.txt' is member .v0.txt"),
+        (["a.0.txt", "b.0.txt", "a.1.txt"], {}, "same key", "'a.0.txt' is member .0.txt of sample 'a'"),
+        (["a.0.txt", "a.1.txt", "a.0.TXT"], {}, "two members of one extension", "'a.0.txt' is member .0.txt"),
+    ],
+)
+def test_errors_that_keys_with_dots_cause_explain_the_first_dot(
+    names: list[str], options: dict[str, Any], summary: str, example: str, tmp_path: Path
+) -> None:
+    path = write_tar(tmp_path / "a.tar", [(name, b"") for name in names])
+    with pytest.raises((SourceError, ArgumentError), match=summary) as caught:
+        rf.open(path, **options)
+    assert "a key ends at the first dot of a name" in str(caught.value.remedy)
+    assert example in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("names", [["0.txt", "1.cls"], ["a.txt", "b.txt", "a.cls"], ["a.txt", "a.TXT"]])
+def test_errors_about_keys_without_dots_do_not_mention_them(names: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SourceError) as caught:
+        rf.open(write_tar(tmp_path / "a.tar", [(name, b"") for name in names]))
+    assert "first dot" not in str(caught.value.remedy)
 
 
 def test_empty_shards_are_passed_over_and_an_empty_data_set_is_an_error(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rankfeed.sources.npy.arrays import check_size, read_header
 from rankfeed.sources.scattered import ByteSlices, decode_each, place_of, undecodable
 from rankfeed.sources.source import Int64, check_columns, empty_column
 from rankfeed.sources.tar.decoders import Decoder, decoder_of
+from rankfeed.sources.tar.index import first_dot_remedy
 from rankfeed.sources.tar.shards import Missing, Shard, ShardSet
 
 #: The column of the samples' keys.
@@ -240,7 +241,7 @@ def schema_of(
             expected=f"at most {_MAX_EXTENSIONS}",
             found=f"{len(extensions)}: " + ", ".join(map(repr, extensions[:4])),
             where=shards.paths[0],
-            remedy="use keys without dots (an extension begins at the first dot of a name), or give columns=",
+            remedy=first_dot_remedy(shards.key_with(extensions[0]), extensions, "give columns="),
         )
     names = {*extensions} if wanted is None else {*check_names("columns", wanted)}
     samples = sum(summary.samples for summary in shards.summaries)
@@ -270,8 +271,16 @@ def schema_of(
         field = decoder.field or _probed_field(shards, name, decoder, kind, probe)
         npy = NpyReader(name, field) if decoder.kind == "npy" and field.kind in ("dense", "ragged") else None
         specs |= {name: ColumnSpec(name, field, decoder, npy=npy), **added}
-    order = [*specs] if wanted is None else check_columns(wanted, dict.fromkeys([*specs, *extensions]))
+    order = [*specs] if wanted is None else _check_columns(wanted, [*specs, *extensions], shards)
     return {name: specs[name] for name in order}
+
+
+def _check_columns(wanted: Sequence[str], names: Sequence[str], shards: ShardSet) -> list[str]:
+    """The requested columns; the error for one that does not exist explains keys with dots."""
+    longer = [name for name in shards.extensions if name.endswith(tuple(f".{each}" for each in wanted))]
+    key = shards.key_with(longer[0]) if longer else ""
+    remedy = first_dot_remedy(key, longer, "request the extension as it is") if longer else None
+    return check_columns(wanted, dict.fromkeys(names), remedy)
 
 
 def _probed_field(

@@ -8,7 +8,7 @@ column is one range of each array and a batch finds its rows by array indexing.
 import os
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -113,6 +113,18 @@ def split_name(name: bytes) -> tuple[bytes, str] | None:
     return found[1], found[2].decode("utf-8", "backslashreplace").lower()
 
 
+def first_dot_remedy(key: str, extensions: Iterable[str], remedy: str) -> str:
+    """A remedy; if an extension has a dot, which may belong to the key, also how to write such keys."""
+    extension = next((name for name in extensions if "." in name), None)
+    if extension is None:
+        return remedy
+    return (
+        f"a key ends at the first dot of a name, as in WebDataset: {key + '.' + extension!r} is member "
+        f".{extension} of sample {key!r}. If the dot belongs to the key, write the archive again with keys that have no dots; "
+        f"otherwise {remedy}"
+    )
+
+
 def scan(path: str) -> TarIndex:
     """The index of an archive, from all of its headers."""
     offsets, keys = list[int](), list[bytes]()
@@ -135,7 +147,11 @@ def scan(path: str) -> TarIndex:
                     expected=f"one member .{parts[1]}",
                     found=f"one at offset {seen[parts[1]]}, and {_shown(member)} at offset {member.start}",
                     where=f"{path}, offset {member.start}",
-                    remedy="write the archive again without the second; extensions are compared in lower case",
+                    remedy=first_dot_remedy(
+                        printable(key),
+                        parts[1:],
+                        "write the archive again without the second; extensions are compared in lower case",
+                    ),
                 )
             seen[parts[1]] = member.start
             found.setdefault(parts[1], []).append((len(keys) - 1, member.data, member.size))

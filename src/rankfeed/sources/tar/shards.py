@@ -12,7 +12,7 @@ from rankfeed.columns.pointers import Memory
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.source import Int64, starts_of
 from rankfeed.sources.tar.headers import BLOCK
-from rankfeed.sources.tar.index import TarIndex, headers_digest
+from rankfeed.sources.tar.index import TarIndex, first_dot_remedy, headers_digest
 from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.shard_list import ShardList
 from rankfeed.storage.checksum import digest_of
@@ -55,13 +55,21 @@ class ShardSet:
             if summary.repeated is not None and not keep_repeated:
                 index = cache.load(self.paths[number])
                 first, second = (int(index.offsets[row]) for row in summary.repeated)
+                rows, key = np.array(summary.repeated), index.key(summary.repeated[0])
+                extensions = [
+                    each.name for each in summary.extensions if (index.locate(each.name, rows)[1] >= 0).any()
+                ]
                 raise SourceError(
                     "two samples that are not adjacent have the same key: probably one sample in two pieces",
                     expected="all members of a sample side by side",
-                    found=f"{index.key(summary.repeated[0])!r} at offset {first} and at {second}",
+                    found=f"{key!r} at offset {first} and at {second}",
                     where=f"{self.paths[number]}, offset {second}",
-                    remedy='write the archive again by `tar --sort=name`; or pass duplicate_keys="keep" to have '
-                    "each as a sample, as WebDataset does",
+                    remedy=first_dot_remedy(
+                        key,
+                        extensions,
+                        'write the archive again by `tar --sort=name`, or pass duplicate_keys="keep" to have each '
+                        "as a sample, as WebDataset does",
+                    ),
                 )
         #: Rows that remain, for shards of which some are left out.
         self._kept: dict[int, Int64] = {}
@@ -107,6 +115,14 @@ class ShardSet:
         for number, rows, slots in by_chunk(ids, self.starts):
             yield number, self._kept[number][rows] if number in self._kept else rows, slots
 
+    def key_with(self, extension: str) -> str:
+        """The key of the first sample that has a member."""
+        for path, summary in zip(self.paths, self.summaries, strict=True):
+            if any(each.name == extension for each in summary.extensions):
+                index = self._cache.load(path)
+                return index.key(int(np.argmax(index.locate(extension, np.arange(summary.samples))[1] >= 0)))
+        return ""
+
     def check_missing(self, extensions: Sequence[str], *, skip: bool) -> None:
         """Leave out samples that lack a member (``skip``), or raise a SourceError for the first of them."""
         for number, summary in enumerate(self.summaries):
@@ -126,8 +142,12 @@ class ShardSet:
                         expected=f"a member .{extension}",
                         found=f"sample {index.key(row)!r} without",
                         where=f"{self.paths[number]}, offset {index.offsets[row]}",
-                        remedy='choose columns= that all have, or pass missing="skip" to leave such samples out, '
-                        'or missing="mask" to have them with an empty value',
+                        remedy=first_dot_remedy(
+                            self.key_with(extension),
+                            [extension],
+                            'choose columns= that all have, or pass missing="skip" to leave such samples out, or '
+                            'missing="mask" to have them with an empty value',
+                        ),
                     )
         self._count()
         if not self.starts[-1]:
@@ -135,7 +155,9 @@ class ShardSet:
                 "no sample has all columns",
                 expected=", ".join(extensions),
                 where=self.paths[0],
-                remedy='give columns= that samples share, or missing="mask"',
+                remedy=first_dot_remedy(
+                    self.key_with(extensions[0]), extensions, 'give columns= that samples share, or missing="mask"'
+                ),
             )
 
     def _exclude(self, listed: ShardList) -> None:
