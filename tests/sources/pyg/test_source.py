@@ -554,3 +554,40 @@ def test_a_folder_that_leaves_a_choice_asks_for_it(tmp_path: Path) -> None:
         rf.open(tmp_path / "disk")
     with pytest.raises(ArgumentError, match="have no columns"):
         rf.open(tmp_path / "processed" / "test.pt", columns=["x"])
+
+
+def typed_graph(nodes: int, extra: int | None) -> Any:
+    """A graph of node type "a", and of "b" with ``extra`` nodes; None: without the type."""
+    data = HeteroData()
+    data["a"].x = torch.full((nodes, 2), float(nodes))
+    if extra is not None:
+        data["b"].x = torch.full((extra, 3), float(nodes))
+        data["a", "to", "b"].edge_index = torch.zeros(2, min(1, extra), dtype=torch.long)
+    return data
+
+
+@pytest.mark.parametrize("extras", [(1, None, 3), (1, 2, None), (4, None, None)])
+def test_graphs_that_lack_a_node_type_are_refused_with_the_cause(extras: Any, tmp_path: Path) -> None:
+    (tmp_path / "processed").mkdir()
+    path = tmp_path / "processed" / "data.pt"
+    InMemoryDataset.save([typed_graph(nodes, extra) for nodes, extra in enumerate(extras, 1)], str(path))
+    dataset = InMemoryDataset()
+    dataset.load(str(path), data_cls=HeteroData)
+    for read, where in (
+        (lambda: rf.open(tmp_path), str(path)),
+        (lambda: rf.from_dataset(dataset), "InMemoryDataset"),
+    ):
+        with pytest.raises(SourceError, match="some graphs lack a node or edge type") as caught:
+            read()
+        assert not isinstance(caught.value, CorruptError)
+        assert caught.value.where == where
+        assert "'b' in " in str(caught.value.found)
+        assert "0 nodes" in str(caught.value.remedy)
+
+
+def test_a_node_type_with_0_nodes_is_in_every_graph(tmp_path: Path) -> None:
+    (tmp_path / "processed").mkdir()
+    graphs = [typed_graph(nodes, extra) for nodes, extra in ((1, 2), (2, 0), (3, 1))]
+    InMemoryDataset.save(graphs, str(tmp_path / "processed" / "data.pt"))
+    (batch,) = rf.Loader(rf.open(tmp_path), batch_size=3)
+    assert batch["b"].batch.tolist() == [0, 0, 2]

@@ -88,6 +88,7 @@ class InMemoryReader(GraphReader):
         self.indices = compose(None, dataset._indices, dataset.len())
         self.runs_user_code = dataset.transform is not None
         self.supports_batched_getitem = False
+        check_types(dataset._data, dataset.slices, type(dataset).__name__)
         layout = GraphLayout.of(dataset._data, dataset.slices, dataset.len())
         self._layout = layout if layout is not None and _cache_is_unchanged(dataset, layout) else None
 
@@ -185,6 +186,29 @@ def reader_of(dataset: Any) -> GraphReader:
     elif inherits(OnDiskDataset, "indices", "__getitem__", "__len__"):
         return OnDiskReader(dataset)
     return GraphReader(dataset)
+
+
+def check_types(data: Any, slices: Any, where: str) -> None:
+    """Refuse stored graphs of which some lack a node or edge type: PyG separates them wrongly.
+
+    The slices of a type begin with the first graph that has it, and do not say which graphs these are.
+    """
+    counts: dict[Any, int] = {}
+    for store in data.stores if isinstance(slices, dict) else ():
+        own_slices = slices if store._key is None else slices.get(store._key)
+        for name, cuts in own_slices.items() if isinstance(own_slices, dict) else ():
+            if isinstance(cuts, torch.Tensor) and cuts.dim() == 1 and name in store:
+                counts[store._key] = len(cuts) - 1
+    total = max(counts.values(), default=0)
+    if lacking := {key: count for key, count in counts.items() if count != total}:
+        raise SourceError(
+            "some graphs lack a node or edge type, and PyTorch Geometric did not store which",
+            expected=f"each type in all {total} graphs",
+            found=", ".join(f"{key!r} in {count}" for key, count in lacking.items()),
+            where=where,
+            remedy="save the graphs again with the same types in each: a missing node type with 0 nodes, such as "
+            "data['b'].x = torch.empty(0, 3), and a missing edge type with 0 edges, torch.empty(2, 0)",
+        )
 
 
 def compose(indices: Int64 | None, subset: Any, length: int) -> Int64 | None:

@@ -18,6 +18,7 @@ from rankfeed.errors import CorruptError, SourceError, UnsafeError, safe_str
 from rankfeed.sources.extras import need
 from rankfeed.sources.paths import check_utf8
 from rankfeed.sources.pyg.detect import saved_file
+from rankfeed.sources.pyg.readers import check_types
 from rankfeed.sources.pyg.source import PyGSource, check_no_columns
 from rankfeed.storage.data_files import DataFiles
 
@@ -75,6 +76,7 @@ def _saved_dataset(path: str, allow_pickle: bool) -> Any:
         raise CorruptError(
             "the file's graphs do not fit together", found=f"{type(error).__name__}: {safe_str(error)}", where=path
         ) from error
+    check_types(dataset._data, slices, path)
     return dataset
 
 
@@ -116,8 +118,8 @@ def _check_slices(data: Any, slices: dict[Any, Any] | None) -> None:
     """Raise a ValueError unless slices agree in number, rise, and end inside their attribute."""
     if slices is None:
         return
-    counts: dict[int, str] = {}
     for store in data.stores:
+        counts: dict[int, str] = {}
         own_slices = slices if store._key is None else slices.get(store._key, {})
         for name, cuts in own_slices.items():
             if not isinstance(cuts, torch.Tensor) or name not in store:
@@ -131,5 +133,5 @@ def _check_slices(data: Any, slices: dict[Any, Any] | None) -> None:
             if len(cuts) < 2 or int(cuts[0]) < 0 or bool((cuts.diff() < 0).any()) or int(cuts[-1]) > size:
                 raise ValueError(f"slices of {name!r} do not rise from 0 to {size}")
             counts.setdefault(len(cuts) - 1, name)
-    if len(counts) > 1:
-        raise ValueError(f"attributes are of different numbers of graphs: {counts}")
+        if len(counts) > 1:
+            raise ValueError(f"attributes are of different numbers of graphs: {counts}")

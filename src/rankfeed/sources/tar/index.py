@@ -120,8 +120,8 @@ def first_dot_remedy(key: str, extensions: Iterable[str], remedy: str) -> str:
         return remedy
     return (
         f"a key ends at the first dot of a name, as in WebDataset: {key + '.' + extension!r} is member "
-        f".{extension} of sample {key!r}. If the dot belongs to the key, write the archive again with keys that have no dots; "
-        f"otherwise {remedy}"
+        f".{extension} of sample {key!r}. If the dot belongs to the key, write the archive again with keys "
+        f"that have no dots; otherwise {remedy}"
     )
 
 
