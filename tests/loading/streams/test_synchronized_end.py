@@ -324,6 +324,23 @@ def test_iterations_left_early_on_all_ranks_leave_nobody_waiting(together: Any) 
     assert Counter(number for each in found for rows in each[1] for number in rows) == everything((9, 30))
 
 
+SHORT = {
+    "shared": rf.from_iterable(lambda: ({"x": number} for number in range(10))),
+    "own": own((3, 3, 3)),
+    "empty on some ranks": own((0, 3, 0)),
+    "a map source": rf.from_dataset([{"x": number} for number in range(10)]),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_data_that_are_shorter_than_a_step_have_no_steps_under_drop(name: str, together: Any) -> None:
+    def epochs(topology: rf.Topology) -> tuple[list[int], int]:
+        loader = rf.Loader(SHORT[name], batch_size=4, tail="drop", topology=topology)
+        return [len(list(loader)) for _ in range(2)], loader.epoch
+
+    assert together(3, epochs) == [([0, 0], 2)] * 3
+
+
 def test_streams_that_are_all_empty_are_an_error(together: Any) -> None:
     for tail in ("drop", "pad"):
         found = together(

@@ -158,7 +158,11 @@ def synchronize_end(
             if shared and not any(each.error for each in reports):
                 check_same_stream(reports)
             decision = decide(reports, pads=pads)
-            if decision.over and decision.failed is None and not any(each.num_read for each in reports):
+            if (
+                decision.over
+                and decision.failed is None
+                and not any(each.num_read or each.has_filler for each in reports)
+            ):
                 raise empty_stream("the streams of all ranks are empty")
             behind = [each for each in reports if each.steps < decision.steps]
             if not all(each.has_filler for each in behind):
