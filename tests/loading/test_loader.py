@@ -503,6 +503,40 @@ def test_tuples_of_a_dataset_refuse_what_needs_a_dict() -> None:
             Loader(Wrapped(Tuples(5)), 2, **options)  # type: ignore[arg-type]
 
 
+class Pairs(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, -index
+
+
+@pytest.mark.parametrize("options", [{"id_column": "id"}, {"tail": "pad"}], ids=["id_column", "pad"])
+def test_samples_in_memory_that_are_no_dicts_are_refused_by_the_constructor(options: dict[str, Any]) -> None:
+    for dataset in ([(1, 2)] * 5, (1, 2, 3), torch.utils.data.TensorDataset(torch.arange(5))):
+        with pytest.raises(errors.ArgumentError, match="needs samples that are dicts"):
+            Loader(rf.from_dataset(dataset), 2, **options)
+        loader = Loader(rf.from_dataset(dataset), 2, transform=_first_as_dict, **options)
+        assert isinstance(next(iter(loader)), dict)
+
+
+def _first_as_dict(sample: Any) -> dict[str, Any]:
+    return {"x": sample[0] if isinstance(sample, tuple) else sample}
+
+
+@pytest.mark.parametrize("engine", ENGINES[:3], ids=NAMES[:3])
+@pytest.mark.parametrize("options", [{"id_column": "id"}, {"tail": "pad"}], ids=["id_column", "pad"])
+def test_samples_that_are_no_dicts_are_refused_before_the_first_batch(
+    engine: dict[str, Any], options: dict[str, Any]
+) -> None:
+    collated: list[Any] = []
+    for source in (rf.from_dataset(Pairs()), rf.from_iterable(lambda: iter([(1, 2)] * 5))):
+        loader = Loader(source, 2, batch_transform=collated.append, **options, **engine)
+        with pytest.raises(errors.ArgumentError, match=r"needs samples that are dicts[\s\S]*a tuple of 2"):
+            next(iter(loader))
+    assert not collated
+
+
 @pytest.mark.parametrize("engine", ENGINES[:3], ids=NAMES[:3])
 def test_batches_kept_are_never_written_over(engine: dict[str, Any]) -> None:
     class Wide(Memory):

@@ -30,6 +30,7 @@ from rankfeed.loading.options import (
     FeedOptions,
     WorkerKind,
     as_source,
+    check_added_columns,
     check_column_names,
     check_drop_behind,
     check_id_column,
@@ -37,6 +38,7 @@ from rankfeed.loading.options import (
     ledger_folder,
     make_plan,
     open_properties,
+    probe_in_memory,
     refuse_options_for_stream,
     refuse_unknown_options,
 )
@@ -225,6 +227,7 @@ class Loader(DataLoaderCompat):
             builder.seed = plan.seed
             builder.columns = check_column_names(data, columns, id_column, self.tail, ragged)
             if transform is None and collate_fn is None:
+                check_added_columns(probe_in_memory(data), id_column, self.tail)
                 builder.layout = concat_layout(data, builder.columns)
                 builder.has_layout = builder.layout is not None
             builder.stride = self.num_workers if uses_processes else 1

@@ -11,7 +11,7 @@ from rankfeed._util.native import native_library
 from rankfeed._util.process_info import cpus_per_process
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult
 from rankfeed.loading.engines.copy import copy_ahead
-from rankfeed.loading.options import FeedOptions
+from rankfeed.loading.options import FeedOptions, check_added_columns
 from rankfeed.loading.state import LoaderState, decode_as, encode_state, restore_plan, resume_cursor
 from rankfeed.plan import Cursor, Plan, Schedule
 from rankfeed.plan.quality import measure_quality, remedy_for
@@ -111,6 +111,7 @@ class MapFeed:
 
             audit = EpochAudit.of_rank(schedule, plan.fingerprint)
         self._builder.fix_layout()  # before the first batch, in the process that iterates
+        check_added_columns(self._builder.layout, self._builder.id_column, self._options.tail)
         for result in self._batches(schedule, topology.local_world_size):
             if result.step + 1 == len(schedule):
                 self.source.check_unchanged()

@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from rankfeed._util.validate import (
     check_bool,
@@ -17,7 +18,7 @@ from rankfeed._util.validate import (
     check_path,
     invalid,
 )
-from rankfeed.columns.layout import Layout, parse_layout
+from rankfeed.columns.layout import Branch, Layout, infer_layout, parse_layout
 from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.loading.batch_builder import preserve_rng_state
 from rankfeed.loading.collate import name_conflict
@@ -27,6 +28,7 @@ from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW, Shuffle
 from rankfeed.plan.schedule import MAX_BATCH_SIZE
 from rankfeed.sources import ConcatSource, SelectSource, Source, from_dataset
 from rankfeed.sources.source import check_columns
+from rankfeed.sources.torch_dataset import TorchDatasetSource
 
 WorkerKind = Literal["thread", "process"]
 
@@ -171,11 +173,7 @@ def check_column_names(
             ("columns", columns, columns is not None),
         ):
             if given and (name == "columns" or source.annotate is None):
-                raise ArgumentError(
-                    f"{name} needs samples that are dicts",
-                    found=f"{value!r} for a Dataset whose samples are something else",
-                    remedy="return dicts from the Dataset's __getitem__",
-                )
+                raise _needs_dicts(name, f"{value!r} for a Dataset whose samples are something else")
         return columns
     names = check_columns(columns, fields)
     added = [f"{name}_lengths" for name in names if ragged == "pad" and fields[name].kind == "ragged"]
@@ -185,6 +183,33 @@ def check_column_names(
         if name in names or added.count(name) > 1:
             raise name_conflict(name)
     return columns
+
+
+def check_added_columns(layout: Layout | None, id_column: str | None, tail: Tail) -> None:
+    """Refuse samples that are not dicts if the loader adds a column to their batches."""
+    if layout is None or (isinstance(layout, Branch) and layout.kind is dict):
+        return
+    for name, is_added in ((f"id_column={id_column!r}", id_column is not None), ('tail="pad"', tail == "pad")):
+        if is_added:
+            raise _needs_dicts(name, f"samples that are {layout}")
+
+
+def probe_in_memory(source: Source) -> Layout | None:
+    """The layout of the first sample of a list or TensorDataset, whose reading runs no user code; else None."""
+    if not isinstance(source, TorchDatasetSource) or type(source.dataset) not in (list, tuple, TensorDataset):
+        return None
+    with suppress(ArgumentError):
+        return infer_layout([source.dataset[0]])
+    return None
+
+
+def _needs_dicts(name: str, found: str) -> ArgumentError:
+    return ArgumentError(
+        f"{name} needs samples that are dicts",
+        expected="dicts, to which a column can be added",
+        found=found,
+        remedy="return dicts as samples, or pass a transform that does, or a collate_fn that returns a dict",
+    )
 
 
 def check_drop_behind(source: Source, drop_behind: object) -> bool:

@@ -19,7 +19,7 @@ from rankfeed.columns.layout import Layout, Mismatch, join_layouts, resolve_dtyp
 from rankfeed.errors import ArgumentError, RankfeedError, StateError, StreamError
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
 from rankfeed.loading.engines import process
-from rankfeed.loading.options import FeedOptions
+from rankfeed.loading.options import FeedOptions, check_added_columns
 from rankfeed.loading.state import VERSION, check_cursor, decode_as
 from rankfeed.loading.streams.sharding import StreamPosition, StreamSharding
 from rankfeed.loading.streams.stream import Stream, StreamReader, StreamSnapshot
@@ -151,6 +151,7 @@ class StreamFeed:
                 own = batches.infer_layout(all_ranks=group is None and ranks > 1)
                 layouts = [own] if group is None else group.gather(own)
                 builder.layout = common_layout(layouts, own, builder)
+                check_added_columns(builder.layout, builder.id_column, options.tail)
             agreed: Iterable[PositionedBatch] = batches
             if group is not None:
                 pads, shared = options.tail == "pad", not stream.sharded
