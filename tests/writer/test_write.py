@@ -168,6 +168,13 @@ def test_tensors_numbers_lists_and_views_are_stored(tmp_path: Path) -> None:
     assert sample["truth"].dtype == bool
 
 
+def test_a_null_is_refused_with_what_to_write_instead(tmp_path: Path) -> None:
+    samples = [{"x": 1, "name": "a"}, {"x": 2, "name": None}]
+    for source in (samples, rf.from_dataset(samples)):
+        with pytest.raises(WriteError, match=r"NoneType[\s\S]*row 1, field 'name'[\s\S]*name_valid: False"):
+            rf.write(source, tmp_path / "data", progress=False)
+
+
 @pytest.mark.parametrize(
     ("bad", "said"),
     [

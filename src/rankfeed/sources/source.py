@@ -439,7 +439,7 @@ def check_ids(sample_ids: npt.ArrayLike, size: int) -> Int64:
 
 
 def check_columns(
-    columns: Sequence[str] | None, fields: Mapping[str, Any], remedy: str | None = None
+    columns: Sequence[str] | None, fields: Mapping[str, Any], *, remedy: str | None = None
 ) -> list[str]:
     """Names of the requested columns; an ArgumentError if one does not exist."""
     if columns is None:

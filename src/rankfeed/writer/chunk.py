@@ -90,6 +90,11 @@ def _value(name: str, value: Any, where: str) -> Any:
         # An empty list fits any type, and bool is promoted to any other.
         return array.astype(np.bool_) if isinstance(value, list) and not array.size else array
     except ArgumentError as error:
+        if value is None:
+            error.remedy = (
+                f"write a value in its place, and mark it by a field of its own ({name}_valid: False); or leave "
+                "the sample out"
+            )
         raise _unstorable(error, f"{where}, field {name!r}") from error
 
 

@@ -645,3 +645,20 @@ def test_a_new_key_in_each_line_is_read_or_refused_before_it_is_parsed(tmp_path:
     for read in (lambda: rf.open(path, nulls="mask"), lambda: next(iter(rows(str(path))))):
         with pytest.raises(SourceError, match=r"different keys[\s\S]*a\.jsonl"):
             read()
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_the_remedy_for_a_null_in_a_stream_works(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"t.{kind}"
+    path.write_text("x,y\n1,a\n,b\n" if kind == "csv" else '{"x": 1, "y": "a"}\n{"x": null, "y": "b"}\n')
+    with pytest.raises(SourceError, match=rf"a value is null[\s\S]*t\.{kind}, row 1, column 'x'") as caught:
+        rf.write(rows(path), tmp_path / "failed", progress=False)
+    for argument in ('nulls="mask"', "columns=", "rows"):
+        assert argument in str(caught.value.remedy)
+    masked = rf.write(rows(path, nulls="mask"), tmp_path / "masked", progress=False)
+    expected = samples_of(rf.open(path, nulls="mask"))
+    assert samples_of(masked) == expected
+    assert [bool(sample["x_valid"]) for sample in expected] == [True, False]
+    assert [row["y"] for row in rf.write(rows(path, columns=["y"]), tmp_path / "y", progress=False)] == ["a", "b"]
+    with pytest.raises(ArgumentError, match="no such column"):
+        list(rows(path, columns=["z"]))

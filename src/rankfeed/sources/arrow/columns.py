@@ -37,6 +37,10 @@ Misshapen = dict[int, tuple[int, int]]
 _EXACT_DIGITS = 15
 #: The longest decimals of Arrow.
 _MOST_DIGITS = 76
+NULL_REMEDY = (
+    'pass nulls="mask", or columns= without the column, to the function that reads the data: rankfeed.open, '
+    "rankfeed.from_dataset, or rows of a text file"
+)
 
 
 def read_columns(
@@ -105,7 +109,7 @@ def _row_error(
             expected=f"a value of {field}",
             found="null",
             where=place,
-            remedy='leave the column out with columns=, or open with nulls="mask"',
+            remedy=NULL_REMEDY,
         )
 
     return error

@@ -9,6 +9,7 @@ import numpy as np
 from rankfeed.columns.columns import ColumnBuffer
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
+from rankfeed.sources.arrow.columns import NULL_REMEDY
 from rankfeed.sources.arrow.types import storage_type
 from rankfeed.sources.parquet.detect import PartitionedFile
 from rankfeed.sources.paths import check_utf8
@@ -88,7 +89,7 @@ class Partitions:
             raise SourceError(
                 f"the folder's name says that {name!r} is null",
                 where=self._paths[file],
-                remedy='leave the column out with columns=, or open with nulls="mask"',
+                remedy=NULL_REMEDY,
             )
         if self._is_integer[name]:
             return ColumnBuffer(np.full(rows, int(text or 0), np.int64))

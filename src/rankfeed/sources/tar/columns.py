@@ -280,7 +280,7 @@ def _check_columns(wanted: Sequence[str], names: Sequence[str], shards: ShardSet
     longer = [name for name in shards.extensions if name.endswith(tuple(f".{each}" for each in wanted))]
     key = shards.key_with(longer[0]) if longer else ""
     remedy = first_dot_remedy(key, longer, "request the extension as it is") if longer else None
-    return check_columns(wanted, dict.fromkeys(names), remedy)
+    return check_columns(wanted, dict.fromkeys(names), remedy=remedy)
 
 
 def _probed_field(

@@ -150,7 +150,14 @@ def is_large(where: Paths) -> bool:
     return kind is not None and sum(map(os.path.getsize, list_files(where, kind))) > LIMIT
 
 
-def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str] | None = None) -> Iterator[Any]:
+def rows(
+    where: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    nulls: Nulls = "error",
+    delimiter: str | None = None,
+    types: Mapping[str, str] | None = None,
+) -> Iterator[Any]:
     """The samples of CSV files or JSON lines of any size, read in a stream.
 
     The first 16 MiB define the types of columns. For files that are too large to be opened:
@@ -169,11 +176,12 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
     for path in paths:
         first = 0
         for table in _stream(path, dialect):
-            fields = fields_of(table.schema)
-            buffers = read_columns(table, fields, where=path, first_row=first)
+            known = fields_of(table.schema, nulls=nulls, columns=columns)
+            fields = {name: known[name] for name in check_columns(columns, known)}
+            buffers = read_columns(table, fields, where=path, first_row=first, nulls=nulls)
             every = np.arange(len(table))
-            columns = columns_from_buffers(fields, list(buffers), ChunkGroups([0], every, None), [buffers])
-            yield from Columns(columns, len(table)).samples()
+            read = columns_from_buffers(fields, list(buffers), ChunkGroups([0], every, None), [buffers])
+            yield from Columns(read, len(table)).samples()
             first += len(table)
 
 
