@@ -10,9 +10,11 @@ from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import vl_convert
 from PIL import Image
 from tests.diagnostics.test_report import audited, planned, resumed, snapshots
 from tests.support.browser import Browser, browser, chromium
@@ -20,7 +22,17 @@ from tests.support.browser import Browser, browser, chromium
 from rankfeed.diagnostics.audit import AuditReport, EpochReport, Place, RankEpoch, Repeat
 from rankfeed.diagnostics.audit.rules import AuditFacts
 from rankfeed.diagnostics.findings import Finding, Verdict
-from rankfeed.diagnostics.report import Figure, Page, Section, audit_page, joined, read_stats, stats_page, write
+from rankfeed.diagnostics.report import (
+    Figure,
+    Page,
+    Section,
+    StatsSnapshot,
+    audit_page,
+    joined,
+    read_stats,
+    stats_page,
+    write,
+)
 from rankfeed.diagnostics.report.charts import bars, heatmap, lines, spans
 from rankfeed.diagnostics.report.render import html, plain
 from rankfeed.errors import ArgumentError, MissingExtraError
@@ -249,6 +261,98 @@ def test_texts_and_series_have_the_contrast_that_wcag_asks_for(palette: dict[str
         assert contrast(palette[ink], palette["card"]) >= 3, ink
     levels = [luminance(palette[f"level-{level}"]) for level in range(1, 6)]
     assert levels == sorted(levels, reverse=palette is LIGHT)
+
+
+def svg(figure: Figure) -> ElementTree.Element:
+    """A chart as Vega draws it, in the colours of the light palette."""
+    config = files("rankfeed.diagnostics.report").joinpath("vega.json").read_text(encoding="utf-8")
+    for name, ink in LIGHT.items():
+        config = config.replace(f"var(--{name})", ink)
+    records = [dict(zip(figure.columns, row, strict=True)) for row in figure.rows]
+    spec = {**(figure.spec or {}), "width": 480, "data": {"values": records}, "config": json.loads(config)}
+    return ElementTree.fromstring(vl_convert.vegalite_to_svg(spec))
+
+
+def drawn_as(chart: ElementTree.Element, role: str) -> list[ElementTree.Element]:
+    """The elements of the marks with this class."""
+    return [each for group in chart.iter() if role in (group.get("class") or "").split() for each in group]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 12, 33])
+def test_an_axis_of_whole_numbers_has_no_ticks_between_them(most: int) -> None:
+    cells: list[list[Any]] = [[step, step + 1, "0", 0.5] for step in range(most)]
+    for figure in (
+        bars("", "", "rank", "steps", ["0", "1"], {"a": [most, 0]}),
+        heatmap("", "", ["step from", "step to", "rank", "share"], cells, 1),
+        lines("", "", "step", "samples", {"a": [(step, step) for step in range(most + 1)]}),
+        spans("", "", "position", "epoch", [["0", 0, most, "a", ""]]),
+    ):
+        texts = [each.text or "" for each in drawn_as(svg(figure), "role-axis-label")]
+        assert len(texts) >= 3
+        assert not [text for text in texts if "." in text]
+
+
+@pytest.mark.parametrize("darkest", [1, 4, 100, 2.37])
+def test_the_legend_of_a_heat_map_ends_at_its_maximum_and_each_value_has_its_colour(darkest: float) -> None:
+    values = [darkest * (part + 1) / 8 for part in range(8)]
+    cells: list[list[Any]] = [[0, 1, str(rank), value] for rank, value in enumerate(values)]
+    chart = svg(heatmap("", "", ["step from", "step to", "rank", "share"], cells, darkest))
+    texts = [each.text for each in drawn_as(chart, "role-legend-label")]
+    assert [float(text or "nan") for text in texts] == pytest.approx(
+        [darkest * part / 4 for part in range(5)], 0.01
+    )
+    fills = Counter(
+        each.get("fill") for each in drawn_as(chart, "mark-rect") if (each.get("fill") or "").startswith("rgb")
+    )
+    assert len(fills) == 8
+
+
+def test_no_point_is_cut_by_the_edge_of_its_chart() -> None:
+    figure = lines("", "", "seconds", "%", {"a": [(0, 0.0), (5, 100.0), (10, 40.0)], "b": [(0, 0.0), (10, 100.0)]})
+    places = [
+        tuple(map(float, re.findall(r"-?[\d.]+", each.get("transform") or "")[:2]))
+        for each in drawn_as(svg(figure), "mark-symbol")
+        if each.get("aria-roledescription") == "point"
+    ]
+    assert len(places) == 5
+    radius = np.sqrt(60 / np.pi)
+    for x, y in places:
+        assert radius <= x <= 480 - radius
+        assert radius <= y <= figure.spec["height"] - radius  # type: ignore[index]
+
+
+def test_waiting_for_data_is_not_shown_as_all_right(tmp_path: Path) -> None:
+    waits, keeps_up = (
+        stats_page(
+            {"rank 0": [StatsSnapshot(steps=1, samples=8, seconds=10, waited_seconds=waited)]}, title="rates"
+        )
+        for waited in (10.0, 0.1)
+    )
+    plan = planned(Plan(100), 2, 5)
+    assert [finding.code for finding in waits.findings] == ["waits-for-data"]
+    assert not keeps_up.findings
+    for page, kind in (
+        (waits, "warned"),
+        (joined([plan, waits]), "warned"),
+        (joined([plan, keeps_up]), "sound"),
+        (keeps_up, ""),
+    ):
+        assert f'class="verdict {kind}"' in html(page)
+        assert ("✓" in html(page)) == (kind == "sound")
+
+
+def test_a_joined_page_names_each_of_its_pages_once(tmp_path: Path) -> None:
+    plan, rates = (
+        planned(Plan(100), 2, 5),
+        stats_page({"0": read_stats(snapshots(tmp_path / "r0", 1))}, title="Rates: r0"),
+    )
+    page = joined([plan, rates])
+    seen = checked(html(page))
+    terms = [text for text in seen.texts if text in {*plan.facts, *rates.facts}]
+    assert sorted(terms) == sorted([*plan.facts, *rates.facts])
+    assert not [text for text in seen.texts if text.startswith("Rates: r0: ")]
+    assert seen.texts.count("Rates: r0") == 1
+    assert page.as_dict()["facts"]["Rates: r0: samples"] == rates.facts["samples"]
 
 
 def drawn(tab: Browser) -> None:

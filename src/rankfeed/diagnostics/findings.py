@@ -97,8 +97,8 @@ def verdict_of(findings: Iterable[Finding]) -> Verdict:
 
 
 def has_warnings(findings: Iterable[Finding], verdict: Verdict | None) -> bool:
-    """Whether something is sound, but there are warnings, so that it is not shown as all right."""
-    return verdict is Verdict.SOUND and any(finding.severity == "warning" for finding in findings)
+    """Whether there are warnings about something that is sound or has no verdict: it is not shown as all right."""
+    return verdict in (Verdict.SOUND, None) and any(finding.severity == "warning" for finding in findings)
 
 
 def merged(found: Iterable[Finding], most: int = 12) -> tuple[Finding, ...]:

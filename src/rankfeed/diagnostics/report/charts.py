@@ -16,13 +16,17 @@ Spec = dict[str, Any]
 
 #: Height of a chart, most points of a line that are drawn, and the number from which an axis has SI units.
 _HEIGHT, _POINTS, _LARGE = 200, 40, 1_000_000
+#: Pixels between the edge of a chart, which clips, and its outermost points; "nice" would add to them.
+_MARGIN = {"nice": False, "padding": 8}
 _DASHES = [[1, 0], [6, 3], [2, 2], [9, 3, 2, 3]]
 
 
 def heatmap(title: str, caption: str, columns: Sequence[str], rows: list[list[Cell]], darkest: float) -> Figure:
     """Cells shaded by a number. Columns: start and end on the x axis, row, and value (0 to ``darkest``)."""
     start, end, row, value = columns
-    color = {"scale": {"type": "quantize", "domain": [0, darkest]}, "legend": {"format": ".3~g"}}
+    # Not in steps: cells of equal colour have equal values.
+    ticks = {"format": ".3~g", "values": [darkest * part / 4 for part in range(5)]}
+    color = {"scale": {"type": "linear", "domain": [0, darkest], "clamp": True}, "legend": ticks}
     encoding = _across(start, end, rows, 0) | {"y": _ordinal(row), "color": _number(value) | color}
     height = min(240, max(60, 18 * len({each[2] for each in rows})))
     return _figure(title, caption, columns, rows, {"height": height, "mark": "rect", "encoding": encoding})
@@ -68,8 +72,8 @@ def lines(
         for at, value in points
     ]
     encoding = {
-        "x": _axis(axis, rows, 0) | {"scale": {"nice": False} | (x_scale or {"zero": False})},
-        "y": _axis(unit, rows, 2) | {"scale": y_scale or {}},
+        "x": _axis(axis, rows, 0) | {"scale": _MARGIN | (x_scale or {"zero": False})},
+        "y": _axis(unit, rows, 2) | {"scale": _MARGIN | (y_scale or {})},
         "color": _series(series, symbolType="stroke", symbolSize=400),
         "strokeDash": _series(series) | {"scale": {"domain": [*series], "range": _DASHES}},
     }
@@ -84,6 +88,7 @@ def spans(title: str, caption: str, axis: str, row_axis: str, rows: list[list[Ce
     start, end = f"{axis} from", f"{axis} to"
     color = _series(dict.fromkeys(str(row[3]) for row in rows))
     encoding = _across(start, end, rows, 1) | {"y": _ordinal(row_axis), "color": color}
+    encoding["x"]["scale"] |= _MARGIN
     at = {name: part for name, part in encoding.items() if name != "x2"}
     cross = {"type": "point", "shape": "cross", "angle": 45, "size": 120, "filled": True, "opacity": 1}
     only = [{"filter": {"field": "series", "equal": "missing"}}]
@@ -117,7 +122,8 @@ def _ordinal(field: str) -> Spec:
 def _axis(field: str, rows: Sequence[Sequence[Cell]], place: int) -> Spec:
     """A numeric axis; its ticks are at whole numbers if all values are whole."""
     values = [cell for row in rows if isinstance(cell := row[place], int | float)]
-    ticks: Spec = {"tickMinStep": 1} if all(value == int(value) for value in values) else {}
+    # Vega's number of ticks is the span divided by this, plus one: with 1, a span of 2 has ticks at halves.
+    ticks: Spec = {"tickMinStep": 1.5} if all(value == int(value) for value in values) else {}
     if max(map(abs, values), default=0) >= _LARGE:
         ticks["format"] = "~s"
     return _number(field) | {"axis": ticks}

@@ -1,6 +1,10 @@
 const charts = JSON.parse(document.getElementById("charts").textContent);
 const config = JSON.parse(document.getElementById("config").textContent);
 
+// Vega mixes the colours of a heat map, for which it needs their values.
+const colours = getComputedStyle(document.documentElement);
+config.range.heatmap = config.range.heatmap.map((colour) => colours.getPropertyValue(colour.slice(4, -1)));
+
 async function loadVega() {
   const bytes = Uint8Array.from(atob(document.getElementById("vega").textContent), (sign) => sign.charCodeAt(0));
   const script = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));

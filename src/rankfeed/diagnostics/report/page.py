@@ -41,6 +41,7 @@ class Page:
         facts: names and values, shown at the top.
         findings: what is wrong, could not be shown, or is worth knowing.
         sections: the figures.
+        parts: the pages that were joined, in which facts and sections are drawn under one heading each.
     """
 
     title: str
@@ -49,6 +50,7 @@ class Page:
     facts: Mapping[str, str | int]
     findings: Sequence[Finding] = ()
     sections: Sequence[Section]
+    parts: Sequence["Page"] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; a figure is given by its numbers, without the specification of its chart."""
@@ -88,4 +90,5 @@ def joined(pages: Sequence[Page]) -> Page:
         facts={f"{page.title}: {name}": fact for page in pages for name, fact in page.facts.items()},
         findings=[replace(each, what=f"{page.title}: {each.what}") for page in ordered for each in page.findings],
         sections=[replace(each, title=f"{page.title}: {each.title}") for page in pages for each in page.sections],
+        parts=tuple(pages),
     )

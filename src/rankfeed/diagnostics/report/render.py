@@ -39,19 +39,23 @@ def html(page: Page) -> str:
     figures = [figure for section in page.sections for figure in section.figures]
     number = iter(range(len(figures)))
     sections = []
-    for section in page.sections:
-        drawn = "".join(_figure(figure, next(number)) for figure in section.figures)
-        sections.append(f'<section><h2>{_text(section.title)}</h2><div class="figures">{drawn}</div></section>')
+    for part in page.parts or [page]:
+        if page.parts:
+            sections.append(f'<h2 class="part">{_text(part.title)}</h2>{_facts(part)}')
+        for section in part.sections:
+            drawn = "".join(_figure(figure, next(number)) for figure in section.figures)
+            sections.append(
+                f'<section><h2>{_text(section.title)}</h2><div class="figures">{drawn}</div></section>'
+            )
     verdict = "" if page.verdict is None else page.verdict.value
-    facts = {name: fact if isinstance(fact, str) else f"{fact:,}" for name, fact in page.facts.items()}
     return Template(_asset("page.html")).substitute(
         title=_text(page.title),
         style=_asset("page.css"),
         kind="warned" if has_warnings(page.findings, page.verdict) else verdict.replace(" ", "-"),
-        word=f'<span class="word">{_word(page)}</span>' if verdict else "",
+        word=f'<span class="word">{word}</span>' if (word := _word(page)) else "",
         summary=_text(page.summary),
         findings="".join(map(_finding, page.findings)),
-        facts="".join(f"<div><dt>{_text(name)}</dt><dd>{_text(fact)}</dd></div>" for name, fact in facts.items()),
+        facts="" if page.parts else _facts(page),
         sections="".join(sections),
         config=_asset("vega.json"),
         charts=_json([{"columns": each.columns, "rows": each.rows, "spec": each.spec} for each in figures]),
@@ -65,14 +69,18 @@ def png(page: Page) -> bytes:
     convert: Any = need("vl_convert", extra="report")
     word = "" if page.verdict is None else f"{page.verdict.value.capitalize()}. "
     texts = [word + page.summary, *(line for each in page.findings for line in str(each).splitlines())]
-    charts = [_for_picture(figure) for section in page.sections for figure in section.figures if figure.spec]
+    alone = {"spacing": 36, "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}}}
+    charts = [
+        {"title": {"text": _lines(part.title), "fontSize": 15}, "vconcat": _charts(part), **alone}
+        for part in page.parts
+        if _charts(part)
+    ] or _charts(page)
     head = {"text": _lines(page.title), "subtitle": [line for text in texts for line in _lines(text)]}
     whole = _json(
         {
             "title": head | {"fontSize": 18, "frame": "bounds", "offset": 24},
             "vconcat": charts or [{"data": {"values": []}, "mark": "point"}],
-            "spacing": 36,
-            "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}},
+            **alone,
             "config": json.loads(_asset("vega.json"))
             | {"background": "var(--card)", "padding": 24, "autosize": "pad"},
         }
@@ -121,8 +129,10 @@ def _vega() -> str:
 
 
 def _word(page: Page) -> str:
-    """Sign and word of the verdict: it is not said by colour alone."""
-    return "! Sound, with warnings" if has_warnings(page.findings, page.verdict) else _VERDICTS[str(page.verdict)]
+    """Sign and word of the verdict: it is not said by colour alone. Empty without verdict and warnings."""
+    if has_warnings(page.findings, page.verdict):
+        return "! Warning" if page.verdict is None else "! Sound, with warnings"
+    return "" if page.verdict is None else _VERDICTS[page.verdict.value]
 
 
 def _finding(finding: Finding) -> str:
@@ -139,6 +149,17 @@ def _figure(figure: Figure, number: int) -> str:
         body = f"{chart}<details><summary>Numbers</summary>{body}</details>"
     head = f"<figcaption><h3>{_text(figure.title)}</h3><p>{_text(figure.caption)}</p></figcaption>"
     return f'<figure data-number="{number}">{head}{body}</figure>'
+
+
+def _facts(page: Page) -> str:
+    facts = {name: fact if isinstance(fact, str) else f"{fact:,}" for name, fact in page.facts.items()}
+    items = (f"<div><dt>{_text(name)}</dt><dd>{_text(fact)}</dd></div>" for name, fact in facts.items())
+    return f'<dl class="facts">{"".join(items)}</dl>'
+
+
+def _charts(page: Page) -> list[dict[str, Any]]:
+    """The charts of a page for a picture."""
+    return [_for_picture(figure) for section in page.sections for figure in section.figures if figure.spec]
 
 
 def _for_picture(figure: Figure) -> dict[str, Any]:

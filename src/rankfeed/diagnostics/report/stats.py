@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed.diagnostics.findings import Finding
 from rankfeed.diagnostics.report.charts import lines
 from rankfeed.diagnostics.report.page import Figure, Page, Section
 from rankfeed.errors import CorruptError, SourceError
@@ -101,12 +102,28 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
         caption = "Memory that belongs to a rank's process alone. A lasting slope is a leak."
         figures.append(_lines("Private memory", caption, "MiB", memory))
     limits = ": loading limits this job." if waited > _WAITED else ", so loading does not limit this job."
+    findings = [_waits(tables, waited)] if waited > _WAITED else []
     return Page(
         title=title or "Rates of a run",
         verdict=None,
         summary=f"Training waited for data for {waited:.0%} of the time{limits}",
         facts=facts,
+        findings=findings,
         sections=[Section("Rates and waiting", figures)],
+    )
+
+
+def _waits(tables: Mapping[str, Floats], waited: float) -> Finding:
+    """The finding that loading limits the job, with the rank that waited most."""
+    shares = {name: table[-1, 3] / max(table[-1, 2], _INSTANT) for name, table in tables.items()}
+    name = max(shares, key=lambda name: shares[name])
+    return Finding(
+        "waits-for-data",
+        "warning",
+        f"training waited for data for {waited:.0%} of the time",
+        (f"{name} waited most: {min(1.0, shares[name]):.0%} of its time",),
+        "the stage with the most seconds in loader.stats() limits it: more workers, processes for transforms in "
+        'Python (worker_kind="process"), or data written for reading in place (rankfeed.write)',
     )
 
 
