@@ -392,6 +392,10 @@ def test_a_browser_draws_every_page_without_a_request_or_an_error(tmp_path: Path
                 inks = tab.value("getComputedStyle(document.querySelector('.chart svg text')).fill")
                 palette = DARK if dark else LIGHT
                 assert inks == "rgb({}, {}, {})".format(*bytes.fromhex(palette["muted"][1:]))
+                shades = tab.value(
+                    "[...document.querySelectorAll('.mark-rect path')].map(each => getComputedStyle(each).fill)"
+                )
+                assert all(shade.startswith(("rgb(", "url(", "none")) for shade in shades)
                 # The table is there once it is asked for.
                 tab.value("document.querySelectorAll('details').forEach(each => each.open = true)")
                 rows = sum(len(figure.rows) for section in page.sections for figure in section.figures)

@@ -1,9 +1,7 @@
 const charts = JSON.parse(document.getElementById("charts").textContent);
 const config = JSON.parse(document.getElementById("config").textContent);
 
-// Vega mixes the colours of a heat map, for which it needs their values.
-const colours = getComputedStyle(document.documentElement);
-config.range.heatmap = config.range.heatmap.map((colour) => colours.getPropertyValue(colour.slice(4, -1)));
+const names = config.range.heatmap;
 
 async function loadVega() {
   const bytes = Uint8Array.from(atob(document.getElementById("vega").textContent), (sign) => sign.charCodeAt(0));
@@ -50,11 +48,19 @@ async function start() {
     else fill(figure, chart);
   }
   await loadVega();
+  await drawAll(figures);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(figures));
+  document.body.dataset.drawn = "yes";
+}
+
+async function drawAll(figures) {
+  // Vega mixes the colours of heat maps, for which it needs their values.
+  const style = getComputedStyle(document.documentElement);
+  config.range.heatmap = names.map((name) => style.getPropertyValue(name.slice(4, -1)));
   for (const figure of figures) {
     const chart = charts[Number(figure.dataset.number)];
     if (chart.spec) await draw(figure, chart);
   }
-  document.body.dataset.drawn = "yes";
 }
 
 start().catch((error) => {
