@@ -130,7 +130,8 @@ def open(
     """Open a dataset; its format is detected from its content.
 
     Args:
-        uri: a file, a folder, a glob (``*.tar``) or brace pattern (``{000..099}``), or a list of these.
+        uri: a file, a folder, a glob (``*.tar``) or brace pattern (``{000..099}``), or a list of these. A path
+            that exists is no pattern; a folder with brackets in its name is escaped by ``glob.escape`` in one.
         columns: names of the columns to offer; None for all.
         format: the name of a format, to skip the detection.
         storage_options: reserved for object stores, which are not supported yet: must be None.
