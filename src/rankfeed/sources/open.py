@@ -147,8 +147,8 @@ def open(
         MissingExtraError: the format needs a library that is not installed.
 
     Examples:
-        >>> import tempfile, numpy as np
-        >>> folder = Path(tempfile.mkdtemp())
+        >>> import pathlib, tempfile, numpy as np
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
         >>> np.save(folder / "rows.npy", np.arange(6).reshape(3, 2))
         >>> open(folder / "rows.npy")[2]["array"]
         array([4, 5])
