@@ -165,7 +165,7 @@ def test_a_shuffle_is_compared_with_a_perfect_one() -> None:
     assert "Neighbours are 0.0% of the data set apart" in found["none"].caption
     assert all(abs(value) < 0.05 for value in values(found["global"]))
     assert "Neighbours are 33." in found["global"].caption
-    assert values(found["window"])[0] > 0.1 > 2 / np.sqrt(20_000)
+    assert values(found["window"])[0] > 0.05 > 2 / np.sqrt(20_000)
     assert [row[0] for row in found["none"].rows] == [1 << power for power in range(11)]
 
 

@@ -216,8 +216,10 @@ class Loader(DataLoaderCompat):
         else:
             if plan is not None and (shuffle is not False or lanes is not None):
                 raise ArgumentError("a plan defines the order", remedy="leave out shuffle and lanes, or the plan")
-            properties = () if plan is not None else open_properties(shuffle, window, lanes)
-            plan = plan if plan is not None else make_plan(data, shuffle, seed, window, lanes)
+            properties: tuple[str, ...] = ()
+            if plan is None:
+                plan = make_plan(data, shuffle, seed, window, lanes)
+                properties = open_properties(shuffle, window, lanes)
             if plan.num_samples != len(data):
                 raise ArgumentError(
                     "the plan belongs to another source",
