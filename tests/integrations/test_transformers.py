@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
@@ -17,7 +19,7 @@ from tests.support import jobs
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
-from rankfeed.errors import ArgumentError, StateError
+from rankfeed.errors import ArgumentError, SourceError, StateError
 from rankfeed.integrations.accelerate import accelerated
 from rankfeed.integrations.transformers import FeedMixin, PadTokens
 from rankfeed.integrations.transformers.trainer import TrainerFeed
@@ -498,6 +500,45 @@ def test_loaders_and_collators_of_ones_own_feed_it_too(tmp_path: Path, source: r
     own.train()
     assert own.samples(0) == Counter(range(SAMPLES))
     assert own.evaluate(source)["eval_loss"] > 0
+
+
+class Linear(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": ((self.layer(x[:, None].float())[:, 0] - labels) ** 2).mean()}
+
+
+@pytest.mark.timeout(300)
+def test_nulls_of_unused_columns_reach_no_model_without_a_mask(tmp_path: Path) -> None:
+    """With remove_unused_columns, which is the default, a collator gets the masks of the columns that are used."""
+
+    class Regression(FeedMixin, transformers.Trainer):  # type: ignore[misc]
+        pass
+
+    table = {"x": [1, None, 3, 4], "labels": [1.0, 2.0, 3.0, 4.0], "note": ["a", "b", None, None]}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    masked = rf.open(tmp_path / "t.parquet", nulls="mask")
+    collated: Counter[tuple[str, ...]] = Counter()
+
+    def replace_nulls(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        collated.update(tuple(sample) for sample in samples)
+        x = [float(sample["x"]) if sample["x_valid"] else 2.0 for sample in samples]
+        return {"x": torch.tensor(x), "labels": torch.tensor([float(sample["labels"]) for sample in samples])}
+
+    for source, collator in ((masked, replace_nulls), (masked.select([0, 2, 3]), None), (masked, None)):
+        args = job.arguments(tmp_path / "run", num_train_epochs=1, per_device_train_batch_size=2)
+        trainer = Regression(model=Linear(), args=args, train_dataset=source, data_collator=collator)
+        if collator is None and source is masked:
+            with pytest.raises(
+                SourceError, match=r"null[\s\S]*'x_valid' among the arguments[\s\S]*rank 0, epoch 0"
+            ):
+                trainer.train()
+        else:
+            trainer.train()
+    assert collated == {("x", "x_valid", "labels", "labels_valid"): 4}
 
 
 def test_tokens_are_padded_for_a_model() -> None:

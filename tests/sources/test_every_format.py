@@ -116,6 +116,10 @@ def test_only_the_columns_asked_for_are_read(by_path: Written) -> None:
     wanted = [{name: sample[name] for name in chosen} for sample in by_path.expected]
     assert digests(source.fetch(range(writers.COUNT)).samples()) == digests(wanted)
     assert list(by_path.open().fetch([2, 1], [names[-1]])) == [names[-1]]
+    for order in (chosen, names, names[::-1]):
+        assert list(by_path.open(columns=order).fields) == list(by_path.open().fetch([2, 1], order)) == order
+        for batch in rf.Loader(by_path.open(), 50, columns=order, ragged="list", topology=rf.Topology()):
+            assert list(batch) == order
     assert list(pickle.loads(pickle.dumps(source)).fields) == chosen
 
 

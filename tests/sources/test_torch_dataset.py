@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import rankfeed as rf
 from rankfeed.columns.columns import Objects
 from rankfeed.columns.field import Field
-from rankfeed.errors import SourceError
+from rankfeed.errors import ArgumentError, SourceError
 
 
 class Dicts(Dataset[dict[str, Any]]):
@@ -121,3 +121,24 @@ def test_it_travels_with_its_dataset() -> None:
     np.testing.assert_array_equal(source[-1]["x"], np.full((2, 2), 19))
     with pytest.raises(IndexError):
         source[20]
+
+
+@pytest.mark.parametrize("fields", [None, {"a": "int64", "b": "float64", "c": "int32[*]"}])
+def test_a_loader_reads_some_columns_in_the_order_of_the_request(fields: Any) -> None:
+    source = rf.from_dataset([{"a": i, "b": i / 2, "c": [i] * i} for i in range(6)], fields=fields)
+    for columns in (["a"], ["c", "a"], ["b", "c", "a"]):
+        assert list(source.fetch([4], columns)) == list(source.samples([4], columns)[0]) == columns
+        expected = [key for name in columns for key in ([name, "c_lengths"] if name == "c" else [name])]
+        batches = list(rf.Loader(source, 4, columns=columns, topology=rf.Topology()))
+        assert [list(batch) for batch in batches] == [expected, expected]
+        if "a" in columns:
+            assert torch.cat([batch["a"] for batch in batches]).tolist() == list(range(6))
+
+
+def test_columns_are_those_of_the_samples_and_declared_fields_those_of_the_transform() -> None:
+    source = rf.from_dataset([{"a": i, "b": i / 2} for i in range(4)], fields={"double": "int64"})
+    options: dict[str, Any] = {"columns": ["a"], "topology": rf.Topology()}
+    loader = rf.Loader(source, 4, transform=lambda sample: {"double": 2 * sample["a"]}, **options)
+    assert [batch["double"].tolist() for batch in loader] == [[0, 2, 4, 6]]
+    with pytest.raises(ArgumentError, match="no such column"):
+        rf.Loader(source, 4, **options)

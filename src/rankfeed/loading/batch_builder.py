@@ -23,6 +23,7 @@ from rankfeed.columns.buffers import BufferPool
 from rankfeed.columns.columns import Allocate, Columns
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import (
+    Branch,
     Layout,
     Mismatch,
     copy_sample,
@@ -257,6 +258,9 @@ class BatchBuilder:
         declared = self.source.declared
         if declared is not None and declared.layout is not None:
             self.layout, self.has_layout = declared.layout, True
+            if self.columns is not None and self.transform is None and isinstance(self.layout, Branch):
+                parts = self.layout.parts
+                self.layout = Branch(self.layout.kind, {name: parts[name] for name in self.columns})
             return
         for count in (PROBES, MORE_PROBES):
             probes = probe_ids(len(self.source), count)

@@ -92,7 +92,8 @@ class Loader(DataLoaderCompat):
             from the number of ranks. 64 for "window", else 1. A loaded state decides what ``shuffle=True`` and
             omitted lanes leave open.
         plan: your own order, instead of shuffle, window and lanes.
-        columns: names of the columns to read; None for all.
+        columns: names of the columns to read, in the order of the batch; None for all. The mask of a column's nulls is
+            read with it.
         transform: called with each sample (a dict), or with the sample and a numpy Generator that is keyed by
             (seed, epoch, sample id); returns the new sample.
         batch_transform: called with each batch, or with the batch and a Generator.
@@ -227,7 +228,10 @@ class Loader(DataLoaderCompat):
                     found=f"one of {plan.num_samples}",
                 )
             builder.seed = plan.seed
-            builder.columns = check_column_names(data, columns, id_column, self.tail, ragged)
+            is_transformed = transform is not None
+            builder.columns = check_column_names(
+                data, columns, id_column, self.tail, ragged, is_transformed=is_transformed
+            )
             if transform is None and collate_fn is None:
                 check_added_columns(probe_in_memory(data), id_column, self.tail)
                 builder.layout = concat_layout(data, builder.columns)

@@ -27,7 +27,7 @@ from rankfeed.plan import Plan, Tail
 from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW, Shuffle
 from rankfeed.plan.schedule import MAX_BATCH_SIZE
 from rankfeed.sources import ConcatSource, SelectSource, Source, from_dataset
-from rankfeed.sources.source import check_columns
+from rankfeed.sources.source import check_columns, with_derived
 from rankfeed.sources.torch_dataset import TorchDatasetSource
 
 WorkerKind = Literal["thread", "process"]
@@ -159,11 +159,18 @@ def open_properties(shuffle: bool | str, window: int, lanes: int | None) -> tupl
 
 
 def check_column_names(
-    source: Source, columns: Sequence[str] | None, id_column: str | None, tail: Tail, ragged: str
+    source: Source,
+    columns: Sequence[str] | None,
+    id_column: str | None,
+    tail: Tail,
+    ragged: str,
+    *,
+    is_transformed: bool,
 ) -> list[str] | None:
     """The columns to read; refuses missing columns, and names that the loader would overwrite."""
-    columns = None if columns is None else check_names("columns", columns)
-    if source.declared is not None and source.declared.layout is None:
+    columns = None if columns is None else with_derived(check_names("columns", columns), source.derived)
+    declared = source.declared
+    if declared is not None and declared.layout is None:
         return columns  # fields that are inferred from samples are so in the process that iterates
     fields = source.fields
     if not source.as_dicts:
@@ -175,7 +182,8 @@ def check_column_names(
             if given and (name == "columns" or source.annotate is None):
                 raise _needs_dicts(name, f"{value!r} for a Dataset whose samples are something else")
         return columns
-    names = check_columns(columns, fields)
+    # The declared fields are those of a transform's results, the columns those of the samples that it gets.
+    names = check_columns(None if declared is not None and is_transformed else columns, fields)
     added = [f"{name}_lengths" for name in names if ragged == "pad" and fields[name].kind == "ragged"]
     added += [id_column] if id_column is not None else []
     added += ["valid"] if tail == "pad" else []

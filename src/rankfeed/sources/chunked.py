@@ -105,7 +105,7 @@ class ChunkedSource(Source):
         return columns_from_buffers(self.fields, names, groups, chunks)
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        self._expect(check_ids(sample_ids, len(self)), check_columns(columns, self.fields))
+        self._expect(check_ids(sample_ids, len(self)), check_columns(columns, self.fields, self.derived))
 
     def _expect(self, ids: Int64, names: Sequence[str]) -> None:
         names = tuple(names)

@@ -14,7 +14,16 @@ from rankfeed.columns.columns import Column, Columns, Dense, Objects, PointedCol
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import element_shape
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
-from rankfeed.sources.source import Int64, Source, SourceView, check_columns, check_ids, empty_column, starts_of
+from rankfeed.sources.source import (
+    Int64,
+    Source,
+    SourceView,
+    check_columns,
+    check_ids,
+    empty_column,
+    starts_of,
+    with_derived,
+)
 from rankfeed.storage.checksum import digest_of
 
 Fields = Mapping[str, Field]
@@ -45,7 +54,9 @@ class ConcatSource(SourceView):
     ) -> None:
         super().__init__(*sources)
         self.names = None if names is None else tuple(names)
-        self._wanted = None if columns is None else tuple(check_names("columns", columns))
+        self._wanted = (
+            None if columns is None else tuple(with_derived(check_names("columns", columns), self.derived))
+        )
         self.starts = starts_of([len(source) for source in self.sources])
         self._length = int(self.starts[-1])
 
@@ -82,12 +93,12 @@ class ConcatSource(SourceView):
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         ids = check_ids(sample_ids, len(self))
-        names = check_columns(columns, self.fields)
+        names = check_columns(columns, self.fields, self.derived)
         if not self.as_dicts:
             return Columns.of_objects(self.samples(ids))
+        wanted = None if columns is None and self._wanted is None else names
         pieces = [
-            (self.sources[number].fetch(rows, self._wanted if columns is None else columns), slots)
-            for number, rows, slots in by_chunk(ids, self.starts)
+            (self.sources[number].fetch(rows, wanted), slots) for number, rows, slots in by_chunk(ids, self.starts)
         ]
         combined = {
             name: concat_columns(name, self.fields[name], [(fetched[name], slots) for fetched, slots in pieces])
@@ -98,7 +109,7 @@ class ConcatSource(SourceView):
 
     def samples(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> list[Any]:
         ids = check_ids(sample_ids, len(self))
-        wanted = self._wanted if columns is None else columns
+        wanted = self._wanted if columns is None else with_derived(check_names("columns", columns), self.derived)
         pieces = by_chunk(ids, self.starts)
         return _in_slots([(self.sources[number].samples(rows, wanted), slots) for number, rows, slots in pieces])
 
@@ -162,7 +173,8 @@ def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | 
                     f"column {name!r} is missing in one of the sources",
                     expected=f"{name!r} as in {owners[0][0]}" if owners else f"{name!r} in all of them",
                     found=f"{', '.join(map(repr, fields))} in {source}",
-                    remedy="give columns=[...] with those that all sources have",
+                    remedy="give columns=[...] with those that all sources have, or open the sources with the "
+                    'same options, such as nulls="mask"',
                 )
         # A ragged field accepts dense rows of several lengths, so it is the one to compare with.
         reference, field = next((each for each in owners if each[1].kind == "ragged"), owners[0])

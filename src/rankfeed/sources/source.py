@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from rankfeed.storage.data_files import DataFiles
 Int64 = npt.NDArray[np.int64]
 Collate = Callable[[Sequence[Any]], Any]
 Annotate = Callable[[Any, str, Any], None]
+Derived = Mapping[str, Sequence[str]]
 Sample = dict[str, Any]
 
 #: Approximate size of a block of data that can be read at any place.
@@ -82,6 +84,7 @@ class Source:
         reads_in_place: whether `fetch` only points at rows in memory-mapped files or in memory, without a copy.
         as_dicts: whether samples are dicts of columns. If not, ``fetch`` returns one column of objects.
         declared: what the user declared about the fields; None if the data define them.
+        derived: by column, the columns that are made from it and are always read with it, such as its mask.
         files: the files of the source as this job first saw them; None if it reads no files itself.
     """
 
@@ -97,6 +100,7 @@ class Source:
     reads_in_place: bool = False
     as_dicts: bool = True
     declared: Declared | None = None
+    derived: Derived = MappingProxyType({})
     files: DataFiles | None = None
 
     _label: str = ""
@@ -145,13 +149,14 @@ class Source:
 
         Args:
             sample_ids: integers in [0, len(self)).
-            columns: names of the columns to read; None for all.
+            columns: names of the columns to read, in the order of the result; None for all. Columns that are
+                derived from one of them, such as its mask, follow it.
 
         Raises:
             SourceError: a sample or column does not exist, or the data cannot be read.
             CorruptError: the data are damaged, or were changed while they are in use.
         """
-        ids, names = check_ids(sample_ids, len(self)), check_columns(columns, self.fields)
+        ids, names = check_ids(sample_ids, len(self)), check_columns(columns, self.fields, self.derived)
         if self.files is not None:
             self.files.check_open(at_intervals=True)
         return Columns(self._fetch(ids, names), len(ids), as_dicts=self.as_dicts)
@@ -324,6 +329,14 @@ class SourceView(Source):
         layout = some[0].layout if all(each == declared[0] for each in declared) else None
         return Declared(some[0].what, some[0].call, layout, tuple(sorted(ragged)))
 
+    @cached_property
+    def derived(self) -> Derived:  # type: ignore[override]
+        """Those of all sources."""
+        derived: dict[str, Sequence[str]] = {}
+        for source in self.sources:
+            derived |= source.derived
+        return derived
+
     def check_unchanged(self, *, at_intervals: bool = False) -> None:
         for source in self.sources:
             source.check_unchanged(at_intervals=at_intervals)
@@ -439,9 +452,13 @@ def check_ids(sample_ids: npt.ArrayLike, size: int) -> Int64:
 
 
 def check_columns(
-    columns: Sequence[str] | None, fields: Mapping[str, Any], *, remedy: str | None = None
+    columns: Sequence[str] | None,
+    fields: Mapping[str, Any],
+    derived: Derived = MappingProxyType({}),
+    *,
+    remedy: str | None = None,
 ) -> list[str]:
-    """Names of the requested columns; an ArgumentError if one does not exist."""
+    """Names of the requested columns and those derived from them; an ArgumentError if one does not exist."""
     if columns is None:
         return list(fields)
     names = check_names("columns", columns)
@@ -453,7 +470,19 @@ def check_columns(
             found=", ".join(map(repr, missing)),
             remedy=remedy,
         )
-    return names
+    return with_derived(names, derived)
+
+
+def with_derived(names: list[str], derived: Derived) -> list[str]:
+    """Columns, each followed by those that are derived from it and not in the list."""
+    if not derived:
+        return names
+    listed = set(names)
+    return [
+        column
+        for name in names
+        for column in (name, *(other for other in derived.get(name, ()) if other not in listed))
+    ]
 
 
 def reopen(kind: Callable[..., Source], where: Any, options: Mapping[str, Any], fingerprint: str) -> Source:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rankfeed.errors import ArgumentError, StateError, describe_error
+from rankfeed.errors import ArgumentError, SourceError, StateError, describe_error
 from rankfeed.integrations._compat import ActiveEpoch
 from rankfeed.integrations.accelerate import check_ranks, gather_for_metrics
 from rankfeed.integrations.transformers.tokens import IGNORED, PadTokens
@@ -103,9 +103,27 @@ class TrainerFeed:
         else:
             self.rows = int(valid.sum())  # padding is at the end
         chosen = {name for name in batch if name != "valid" and (self._columns is None or name in self._columns)}
+        self._check_nulls(batch, chosen)
         if valid is None or self.rows == len(valid):
             return {name: batch[name] for name in batch if name in chosen}
         return {name: batch[name][: max(self.rows, 1)] for name in batch if name in chosen}
+
+    def _check_nulls(self, batch: dict[str, Any], chosen: set[str]) -> None:
+        """Refuse nulls of a column that the model uses without the mask of the column."""
+        derived = [(name, other) for name in chosen for other in self.dataset.derived.get(name, ())]
+        place = self.loader.progress.previous
+        for name, mask in derived:
+            valid = batch.get(mask)
+            if mask in chosen or not torch.is_tensor(valid) or valid.dtype != torch.bool or valid.all():
+                continue
+            raise SourceError(
+                "a value is null, and the model does not use the mask of its column",
+                expected=f"values in column {name!r}, or {mask!r} among the arguments of the model's forward()",
+                found=f"{int((~valid).sum())} nulls in a batch of {len(valid)} rows",
+                where=f"rank {self.loader.topology.rank}, epoch {place.epoch}, step {place.steps}",
+                remedy=f"replace nulls in the data_collator and remove {mask!r} from the batch; or leave such "
+                "samples out with source.select()",
+            )
 
     def _mask_loss(self, batch: dict[str, Any]) -> None:
         """Exclude the padding row of a rank without samples from the loss."""

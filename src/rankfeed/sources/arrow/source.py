@@ -18,7 +18,15 @@ from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.detect import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import ArrowFile
-from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, check_same_schema, fields_of, leaves_of
+from rankfeed.sources.arrow.types import (
+    VALID,
+    ArrayShape,
+    Nulls,
+    check_same_schema,
+    fields_of,
+    leaves_of,
+    masks_of,
+)
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import GLOBAL_SHUFFLE_BYTES, Int64, check_columns, starts_of
@@ -91,7 +99,8 @@ class ArrowSource(ChunkedSource):
         plain = plain or set()
         with arrow_errors(paths[0]):
             known = fields_of(schema, nulls=nulls, columns=columns, shapes=self._shapes)
-        fields = {name: known[name] for name in check_columns(columns, known)}
+        self.derived = masks_of(known, nulls)
+        fields = {name: known[name] for name in check_columns(columns, known, self.derived)}
         fingerprint = digest_of(*map(str.encode, (*digests, self.files.fingerprint)))
         self._init_samples(label(paths), fields, np.concatenate(blocks), fingerprint)
         self._plain = frozenset(plain & set(self._fields))

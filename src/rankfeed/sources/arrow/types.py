@@ -1,7 +1,7 @@
 """Which field an Arrow type becomes; ``columns.py`` reads the values."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -48,14 +48,20 @@ def fields_of(
         duplicates += [each for each in added if each in fields or top_level[path[0]] > 1]
         fields |= added
     for name in duplicates:
-        if columns is None or name in columns:
+        if columns is None or name in columns or (nulls == "mask" and name.removesuffix(VALID) in columns):
             raise SourceError(
                 "two columns have one name",
                 found=repr(name),
-                remedy="rename one of them where the data are written, or leave them out with columns=",
+                remedy="rename one of them where the data are written, or leave them out with columns=; a mask is "
+                'not added with nulls="error"',
             )
         fields.pop(name, None)
     return fields
+
+
+def masks_of(names: Collection[str], nulls: Nulls) -> dict[str, tuple[str]]:
+    """The mask of each column, which is derived from it; none unless ``nulls`` is "mask"."""
+    return {name: (name + VALID,) for name in names if name + VALID in names} if nulls == "mask" else {}
 
 
 def roots_of(schema: Any, names: Iterable[str]) -> list[str]:

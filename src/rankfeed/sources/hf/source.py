@@ -18,7 +18,7 @@ from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import read_schema
 from rankfeed.sources.arrow.source import ArrowSource
 from rankfeed.sources.arrow.table import ArrowTableSource
-from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of
+from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, masks_of
 from rankfeed.sources.chunked import CACHE_BYTES
 from rankfeed.sources.hf.detect import DICT_NAME, INFO_NAME, STATE_NAME
 from rankfeed.sources.json_index import read_json
@@ -170,7 +170,8 @@ class HuggingFaceSource(Source):
         if wanted is None and format_columns is not None:  # with the fields of structs
             wanted = tuple(name for name in known if any(f"{name}.".startswith(f"{c}.") for c in format_columns))
         #: Name of each column -> name in the table.
-        self._names = {name: known[name] for name in check_columns(wanted, known)}
+        self.derived = masks_of(known, nulls)
+        self._names = {name: known[name] for name in check_columns(wanted, known, self.derived)}
         columns = list(self._names.values())
         self._table = _open_table(table, place, columns=columns, shapes=shapes, **self._options)
         self._mapping = None
@@ -232,7 +233,7 @@ class HuggingFaceSource(Source):
         return {name: found[self._names[name]] for name in names}
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        names = check_columns(columns, self._names)
+        names = check_columns(columns, self._names, self.derived)
         rows = self._rows(check_ids(sample_ids, len(self)))
         self._table.expect(rows, [self._names[name] for name in names])
 

@@ -12,11 +12,11 @@ from rankfeed.columns.columns import Column, ColumnBuffer, column_from_parts
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
 from rankfeed.sources.arrow.columns import read_columns
-from rankfeed.sources.arrow.types import Nulls, fields_of, parents_of
+from rankfeed.sources.arrow.types import Nulls, fields_of, masks_of, parents_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.lance.process import TableHandle, inspect_table
 from rankfeed.sources.paths import check_utf8
-from rankfeed.sources.source import Int64, check_columns, even_blocks, starts_of
+from rankfeed.sources.source import Derived, Int64, check_columns, even_blocks, starts_of
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
 
@@ -82,7 +82,9 @@ class LanceSource(ChunkedSource):
         self._where = f"{self.path}, version {self.version}"
         label = self._where if filter is None else f"{self._where}, filter {filter!r}"
         self._handle = TableHandle(self._info)
-        self._parents, self._blobs, fields = _columns_of(self._info.schema, columns, nulls, self._where)
+        self._parents, self._blobs, self.derived, fields = _columns_of(
+            self._info.schema, columns, nulls, self._where
+        )
         paths = self._info.files
         if any(paths):
             self.files = DataFiles([os.path.abspath(path) for some in paths for path in some])
@@ -184,15 +186,16 @@ class LanceSource(ChunkedSource):
 
 def _columns_of(
     schema: Any, columns: Sequence[str] | None, nulls: Nulls, where: str
-) -> tuple[dict[str, str], set[str], dict[str, Field]]:
-    """The parent column of each column in the table, the names of blob columns, and the fields."""
+) -> tuple[dict[str, str], set[str], Derived, dict[str, Field]]:
+    """The parent column of each column in the table, the names of blob columns, the masks, and the fields."""
     import pyarrow as pa
 
     blobs = {field.name for field in schema if _is_blob(field)}
     schema = pa.schema([pa.field(each.name, pa.binary()) if each.name in blobs else each for each in schema])
     found = fields_of(schema, nulls=nulls, columns=columns)
     parents = parents_of(schema, found)
-    names = check_columns(columns, found)
+    derived = masks_of(found, nulls)
+    names = check_columns(columns, found, derived)
     if any(parents[name] == "" for name in names):
         raise SourceError(
             "Lance cannot read a column without a name",
@@ -201,7 +204,7 @@ def _columns_of(
         )
     if not names:
         raise SourceError("the table has no columns", where=where)
-    return parents, blobs, {name: found[name] for name in names}
+    return parents, blobs, derived, {name: found[name] for name in names}
 
 
 def _is_blob(field: Any) -> bool:

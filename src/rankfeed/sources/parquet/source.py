@@ -12,7 +12,15 @@ from rankfeed.columns.columns import Column, ColumnBuffer
 from rankfeed.errors import SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
-from rankfeed.sources.arrow.types import Nulls, check_same_schema, field_of, fields_of, leaves_of, parents_of
+from rankfeed.sources.arrow.types import (
+    Nulls,
+    check_same_schema,
+    field_of,
+    fields_of,
+    leaves_of,
+    masks_of,
+    parents_of,
+)
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkCache, ChunkedSource
 from rankfeed.sources.parquet.detect import list_files
 from rankfeed.sources.parquet.footer import read_footers
@@ -85,7 +93,8 @@ class ParquetSource(ChunkedSource):
             own = fields_of(schema, nulls=nulls, columns=columns)
         self._partitions = Partitions(found, own, nulls)
         known = {**own, **self._partitions.fields}
-        fields = {name: known[name] for name in check_columns(columns, known)}
+        self.derived = masks_of(known, nulls)
+        fields = {name: known[name] for name in check_columns(columns, known, self.derived)}
         self._parents = parents_of(schema, own)
         blocks = np.array([rows for footer in footers for rows in footer.rows], np.int64)
         schema_facts = [*(f"{name}:{field}" for name, field in known.items()), *self._partitions.describe()]

@@ -271,16 +271,28 @@ def schema_of(
         field = decoder.field or _probed_field(shards, name, decoder, kind, probe)
         npy = NpyReader(name, field) if decoder.kind == "npy" and field.kind in ("dense", "ragged") else None
         specs |= {name: ColumnSpec(name, field, decoder, npy=npy), **added}
-    order = [*specs] if wanted is None else _check_columns(wanted, [*specs, *extensions], shards)
+    known = {**dict.fromkeys(extensions), **specs}
+    order = [*specs] if wanted is None else _check_columns(wanted, known, derived_of(specs), shards)
     return {name: specs[name] for name in order}
 
 
-def _check_columns(wanted: Sequence[str], names: Sequence[str], shards: ShardSet) -> list[str]:
+def derived_of(specs: Mapping[str, ColumnSpec]) -> dict[str, list[str]]:
+    """The columns of rates and masks, by the column of the members that they describe."""
+    derived: dict[str, list[str]] = {}
+    for name, spec in specs.items():
+        if spec.role in ("rate", "valid"):
+            derived.setdefault(spec.extension, []).append(name)
+    return derived
+
+
+def _check_columns(
+    wanted: Sequence[str], known: Mapping[str, Any], derived: Mapping[str, Sequence[str]], shards: ShardSet
+) -> list[str]:
     """The requested columns; the error for one that does not exist explains keys with dots."""
     longer = [name for name in shards.extensions if name.endswith(tuple(f".{each}" for each in wanted))]
     key = shards.key_with(longer[0]) if longer else ""
     remedy = first_dot_remedy(key, longer, "request the extension as it is") if longer else None
-    return check_columns(wanted, dict.fromkeys(names), remedy=remedy)
+    return check_columns(wanted, known, derived, remedy=remedy)
 
 
 def _probed_field(

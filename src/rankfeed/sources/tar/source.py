@@ -17,7 +17,7 @@ from rankfeed.columns.pointers import file_of
 from rankfeed.errors import SourceError
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_ids, even_blocks, probe_ids
-from rankfeed.sources.tar.columns import Decode, SampleBatch, schema_of
+from rankfeed.sources.tar.columns import Decode, SampleBatch, derived_of, schema_of
 from rankfeed.sources.tar.decompress import decompressed
 from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.shard_list import list_shards
@@ -96,6 +96,7 @@ class WebDatasetSource(Source):
         sizes = zip(self._shards.counts.tolist(), self.files.sizes.tolist(), strict=True)
         blocks = [even_blocks(rows, BLOCK_BYTES * rows // max(1, size)) for rows, size in sizes]
         fields = {name: spec.field for name, spec in self._specs.items()}
+        self.derived = derived_of(self._specs)
         self._init_samples(label(self._shards.paths), fields, np.concatenate(blocks), self._shards.fingerprint())
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:

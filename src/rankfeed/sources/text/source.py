@@ -10,7 +10,7 @@ from rankfeed.columns.chunk_groups import ChunkGroups, by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Columns, columns_from_buffers
 from rankfeed.errors import CorruptError, SourceError, listed
 from rankfeed.sources.arrow.columns import read_columns
-from rankfeed.sources.arrow.types import Nulls, fields_of, roots_of
+from rankfeed.sources.arrow.types import Nulls, fields_of, masks_of, roots_of
 from rankfeed.sources.paths import Paths, common_root, label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, even_blocks, reopen, starts_of
 from rankfeed.sources.text.csv_text import check_quotes, end_of_csv_lines, parse_csv
@@ -38,7 +38,8 @@ class _TextSource(Source):
         dialect.check_types(list(names), listed(self._paths))
         schema = _common_schema(self._paths, [table.schema for table in tables], columns)
         known = fields_of(schema, nulls=nulls, columns=columns)
-        fields = {name: known[name] for name in check_columns(columns, known)}
+        self.derived = masks_of(known, nulls)
+        fields = {name: known[name] for name in check_columns(columns, known, self.derived)}
         wanted = [schema.field(name) for name in roots_of(schema, fields)]
         self._buffers: list[dict[str, ColumnBuffer]] = []
         for path, table in zip(self._paths, tables, strict=True):
