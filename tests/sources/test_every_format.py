@@ -20,6 +20,7 @@ from tests.sources.compare import difference, digest, digests
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError
+from rankfeed.sources.paths import natural
 
 #: Opened by other means than by looking at a path.
 NOT_BY_PATH = ("concat", "select", "pyg_dataset")
@@ -101,6 +102,35 @@ def test_blocks_are_whole_and_fields_are_what_samples_hold(written: Written, sou
         assert column.field == source.fields[name], name
     assert source.fetch([]).num_rows == 0
     assert list(source.fetch([])) == list(source.fields)
+
+
+@pytest.mark.parametrize(
+    "name", ["webdataset", "parquet_checksums", "arrow_file", "arrow_stream", "csv", "jsonl", "npz"]
+)
+def test_what_rankfeed_wrote_beside_data_is_no_data(
+    name: str, made: dict[str, Written], root: Path, tmp_path: Path
+) -> None:
+    written = of(name, made, root)
+    folder = shutil.copytree(written.folder, tmp_path / "data", ignore=shutil.ignore_patterns("*.rankfeed"))
+    (folder / "0-alone-01234567.rankfeed-ledger").write_bytes(b"RFLG" * 8)
+    for _ in range(2):  # the first one may write indexes
+        everything = sorted(folder.iterdir(), key=lambda path: natural(str(path)))
+        for where in (f"{folder}/*", f"{folder}/?*", everything, list(map(str, everything)), folder):
+            assert digests(rf.open(where)) == digests(written.expected)
+        (folder / ".tmp-host-17-0123abcd").write_bytes(b"a shard that is being written")
+
+
+def test_the_shards_of_a_written_data_set_are_arrow_files(tmp_path: Path) -> None:
+    rf.write(rf.from_dataset([{"x": row} for row in range(20)]), tmp_path / "packed", progress=False)
+    for where in (f"{tmp_path}/packed/*", list((tmp_path / "packed").iterdir())):
+        assert [int(row["x"]) for row in rf.open(where)] == list(range(20))
+
+
+def test_copies_of_compressed_shards_in_the_folder_of_the_data_are_no_data(tmp_path: Path) -> None:
+    writers.make("tar_gz", tmp_path / "data")
+    options: dict[str, Any] = {"decompress": True, "cache_dir": tmp_path / "data"}
+    lengths = [len(rf.open(f"{tmp_path}/data/{pattern}", **options)) for pattern in ("*", "*", "**/*")]
+    assert lengths == [writers.COUNT] * 3
 
 
 def test_only_the_columns_asked_for_are_read(by_path: Written) -> None:

@@ -119,3 +119,29 @@ def test_a_pattern_without_such_a_folder_has_no_such_remedy(tmp_path: Path) -> N
         with pytest.raises(SourceError) as caught:
             rf.open(f"{tmp_path}/{pattern}")
         assert caught.value.remedy is None
+
+
+#: Names of files that rankfeed writes beside data.
+SIDE_FILES = (
+    "a.tar.rankfeed",
+    ".rankfeed-index.lock",
+    ".rankfeed-prepared.json",
+    ".tmp-host-17-0123abcd",
+    "0-alone-01234567.rankfeed-ledger",
+    "rankfeed.json",
+    ".rankfeed-write/shard-00000.arrow",
+)
+
+
+def test_files_that_rankfeed_writes_beside_data_are_left_out(tmp_path: Path) -> None:
+    (data,) = touch(tmp_path, "a.tar")
+    written = touch(tmp_path, *SIDE_FILES)
+    assert expand(f"{tmp_path}/*") == expand(f"{tmp_path}/a*") == expand(f"{tmp_path}/**/*") == [data]
+    assert expand([*written, data]) == expand(sorted(tmp_path.iterdir())) == [data]
+    assert files_in(tmp_path, ("",), recursive=True, skip=()) == [data]
+    for paths in (written, written[0], f"{tmp_path}/*.rankfeed"):
+        with pytest.raises(SourceError, match=r"not data[\s\S]*rankfeed[\s\S]*remedy"):
+            expand(paths)
+    (inside,) = touch(tmp_path, "own.rankfeed/a.tar")  # a folder of the user
+    assert expand(tmp_path / "own.rankfeed") == [str(tmp_path / "own.rankfeed")]
+    assert expand(f"{tmp_path}/own*/*") == [inside]

@@ -92,7 +92,7 @@ class Loader(DataLoaderCompat):
             from the number of ranks. 64 for "window", else 1. A loaded state decides what ``shuffle=True`` and
             omitted lanes leave open.
         plan: your own order, instead of shuffle, window and lanes.
-        columns: names of the columns to read, in the order of the batch; None for all. The mask of a column's nulls is
+        columns: names of the columns to read, in the order of the batch; None for all. The mask of a column is
             read with it.
         transform: called with each sample (a dict), or with the sample and a numpy Generator that is keyed by
             (seed, epoch, sample id); returns the new sample.

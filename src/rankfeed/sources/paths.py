@@ -8,9 +8,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rankfeed._util.validate import check_path, invalid
-from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.errors import ArgumentError, SourceError, listed
+from rankfeed.storage.commit import is_temporary
+from rankfeed.storage.ledger import SUFFIX as LEDGER_SUFFIX
+from rankfeed.storage.manifest import MANIFEST_NAME
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+#: Appended to the name of a tar shard for the name of its index.
+INDEX_SUFFIX = ".rankfeed"
+#: Prefix of hidden files and directories that rankfeed writes beside data: locks, staging directories, markers.
+_HIDDEN_PREFIX = ".rankfeed-"
 
 #: Not ``[{]``, which is a brace in the name of a file.
 _BRACES = re.compile(r"\{(?!\])([^{}]*)\}")
@@ -24,8 +32,9 @@ _MOST = 10_000_000
 def expand(where: Paths) -> list[str]:
     """The files of a path, a glob (``*.tar``), a brace pattern (``{000..012}``, ``{a,b}``), or a list of these.
 
-    A path that exists is no pattern. Braces are expanded in their order; matches of a glob are sorted naturally. A
-    file that does not exist and a pattern without a match are a SourceError.
+    A path that exists is no pattern. Braces are expanded in their order; matches of a glob are sorted naturally.
+    Files that rankfeed wrote beside the data are left out. A file that does not exist and a pattern without a match
+    are a SourceError.
     """
     found: list[str] = []
     for each in [where] if isinstance(where, (str, os.PathLike)) else where:
@@ -39,9 +48,27 @@ def expand(where: Paths) -> list[str]:
                 found += matches
             else:
                 raise SourceError("no file matches the pattern", where=path, remedy=_escape_remedy(text))
-    for path in found:
+    data = [path for path in found if not is_side_file(path)]
+    if found and not data:
+        raise SourceError(
+            "rankfeed wrote these files itself, beside data: they are not data",
+            expected="files of data, or a folder of them",
+            found=listed([os.path.basename(path) for path in found]),
+            where=os.path.dirname(found[0]) or os.curdir,
+            remedy="open the data by their own names, or the folder",
+        )
+    for path in data:
         check_kind(path)
-    return found
+    return data
+
+
+def is_side_file(path: str) -> bool:
+    """Whether rankfeed writes files of this name beside data: indexes, manifests, ledgers, locks and so on."""
+    if any(part.startswith(_HIDDEN_PREFIX) for part in path.split(os.sep)):
+        return True
+    name = os.path.basename(path)
+    is_named = name == MANIFEST_NAME or name.endswith((INDEX_SUFFIX, LEDGER_SUFFIX)) or is_temporary(name)
+    return is_named and not os.path.isdir(path)
 
 
 def escape(path: str) -> str:
@@ -124,7 +151,7 @@ def files_in(
         seen.add(real)
         try:
             for entry in os.scandir(here):
-                if entry.name.startswith(skip):
+                if entry.name.startswith(skip) or is_side_file(entry.path):
                     continue
                 if recursive and entry.is_dir():
                     pending.append(entry.path)

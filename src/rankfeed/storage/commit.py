@@ -28,6 +28,11 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f"{TEMPORARY}{host}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
+def is_temporary(name: str) -> bool:
+    """Whether `temporary_name` made this name."""
+    return _TEMPORARY_NAME.fullmatch(name) is not None
+
+
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file that appears under its name when the block succeeds, and else leaves nothing; raises OSError."""
@@ -72,7 +77,7 @@ def read_record(path: Path, kind: type[_Record]) -> _Record | None:
 def remove_temporaries(folder: Path) -> None:
     """Remove the temporary files of dead processes, as far as possible; called where no other process writes."""
     for path in folder.iterdir():
-        if _TEMPORARY_NAME.fullmatch(path.name):
+        if is_temporary(path.name):
             with suppress(OSError):  # only its owner can remove it
                 path.unlink()
 

@@ -603,14 +603,14 @@ def test_a_compressed_shard_that_is_a_bomb_is_refused(tmp_path: Path, monkeypatc
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(bytes(1 << 24)))
     with pytest.raises(UnsafeError, match=r"expands too much[\s\S]*a\.tar\.gz"):
         rf.open(tmp_path / "a.tar.gz", decompress=True, cache_dir=tmp_path / "cache")
-    assert [path.name for path in (tmp_path / "cache" / "decompressed").iterdir()] == [".lock"]
+    assert [path.name for path in (tmp_path / "cache" / ".rankfeed-decompressed").iterdir()] == [".lock"]
 
 
 def test_half_a_copy_that_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(
         gzip.compress(write_tar(tmp_path / "a.tar", [("1.txt", b"a")]).read_bytes())
     )
-    folder = tmp_path / "cache" / "decompressed"
+    folder = tmp_path / "cache" / ".rankfeed-decompressed"
     folder.mkdir(parents=True)
     (folder / ".tmp-host-1-00000000").write_bytes(bytes(1 << 16))
     source = rf.open(tmp_path / "a.tar.gz", decompress=True, cache_dir=tmp_path / "cache")

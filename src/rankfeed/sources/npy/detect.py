@@ -4,7 +4,7 @@ import os
 from itertools import islice
 
 from rankfeed.errors import ArgumentError, SourceError
-from rankfeed.sources.paths import Paths, common_root, escape, expand, files_in
+from rankfeed.sources.paths import Paths, common_root, escape, expand, files_in, is_side_file
 
 SUFFIXES = (".npy", ".npz")
 #: Directories that are searched for files, so that a cycle of links ends.
@@ -16,7 +16,11 @@ def is_numpy(paths: list[str]) -> bool:
     if len(paths) > 1 or not os.path.isdir(paths[0]):
         return all(path.endswith(SUFFIXES) for path in paths)
     with os.scandir(paths[0]) as entries:
-        names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
+        names = [
+            entry.name
+            for entry in entries
+            if not entry.name.startswith(".") and entry.is_file() and not is_side_file(entry.path)
+        ]
     return any(name.endswith(SUFFIXES) for name in names) if names else _nested_file(paths[0]) is not None
 
 

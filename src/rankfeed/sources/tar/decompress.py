@@ -26,7 +26,7 @@ _CHUNK_BYTES = 1 << 20
 
 def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) -> ShardList:
     """The same shards, compressed ones replaced by copies: each version is decompressed once, under a lock."""
-    folder = cache_folder(cache_dir) / "decompressed"
+    folder = cache_folder(cache_dir) / ".rankfeed-decompressed"
     copies: dict[str, Path] = {}
     for shard in listed.shards:
         if compression_of(head(shard, 8)):

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from rankfeed.errors import SourceError
 from rankfeed.sources.parallel import in_parallel
+from rankfeed.sources.paths import INDEX_SUFFIX
 from rankfeed.sources.tar.index import Summary, TarIndex, decode, encode, read_summary, scan
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import write_atomic
 from rankfeed.storage.file_errors import file_errors
 from rankfeed.storage.mapped import map_file
 
-#: Appended to the name of a shard.
-SUFFIX = ".rankfeed"
 _LOCK = ".rankfeed-index.lock"
 #: Seconds after which a waiting process says so.
 _REPORT_SECONDS = 10.0
@@ -37,7 +36,7 @@ def index_places(tar: str, cache_dir: str | os.PathLike[str] | None) -> list[Pat
     """Possible paths of the index of a shard: beside it, and in the cache directory."""
     path = Path(os.path.abspath(tar))
     apart = cache_folder(cache_dir) / "tar" / digest_of(os.fsencode(path.parent))[:16]
-    return [path.with_name(path.name + SUFFIX), apart / (path.name + SUFFIX)]
+    return [path.with_name(path.name + INDEX_SUFFIX), apart / (path.name + INDEX_SUFFIX)]
 
 
 class IndexCache:
