@@ -5,6 +5,8 @@ import os
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 import tarfile
 import threading
 from collections import Counter
@@ -18,8 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.sources import writers
 
 import rankfeed as rf
+from rankfeed._util.native import native_library
 from rankfeed.errors import CorruptError, RankfeedError, StateError
 
 #: Samples of a data set, and files where a format has several; values of the original and of the other one.
@@ -636,3 +640,49 @@ def test_threads_that_open_at_once_agree(originals: dict[str, Path], tmp_path: P
     for thread in threads:
         thread.join(30)
     assert found == [[*range(OLD, OLD + ROWS)]] * 4
+
+
+TRUNCATES_BETWEEN_CHECK_AND_READ = """
+import os, sys
+from tests.sources import writers
+import rankfeed as rf
+from rankfeed.sources.npy import rows
+from rankfeed.storage.data_files import DataFiles
+
+folder, left, *names = sys.argv[1:]
+get, check = DataFiles.get, rows.check_not_truncated
+
+def get_and_truncate(files, number, parse):
+    parsed = get(files, number, parse)
+    os.truncate(files.path(number), int(left))
+    return parsed
+
+def check_and_truncate(file, where):
+    check(file, where)
+    os.truncate(where, int(left))
+
+for name in names:
+    source = writers.open_as(name, writers.Path(folder, name))
+    source.fetch([0])
+    DataFiles.get, rows.check_not_truncated = get_and_truncate, check_and_truncate
+    delivered, error = [], None
+    try:
+        delivered.extend(rf.Loader(source, 50, ragged="list", topology=rf.Topology()))
+    except rf.errors.CorruptError as found:
+        error = found
+    DataFiles.get, rows.check_not_truncated = get, check
+    print(name, len(delivered), "truncated" in str(error) or "was changed" in str(error))
+"""
+
+
+@pytest.mark.skipif(native_library() is None, reason="needs the native library")
+@pytest.mark.parametrize("left", [0, 600])
+def test_a_file_that_is_truncated_between_its_check_and_its_reading_is_an_error(left: int, tmp_path: Path) -> None:
+    """Of every format that is read from mapped files: in place, and decoded by numpy, pyarrow and others."""
+    names = ["packed", "arrow_file", "arrow_stream", "arrow_file_lz4", "huggingface", "mds", "webdataset"]
+    names.append("npy_fortran")
+    for name in names:
+        writers.make(name, tmp_path / name)
+    command = [sys.executable, "-c", TRUNCATES_BETWEEN_CHECK_AND_READ, str(tmp_path), str(left), *names]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert found.stdout.splitlines() == [f"{name} 0 True" for name in names], found.stderr

@@ -2,12 +2,15 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rankfeed._util.native import native_library
 from rankfeed.columns.pointers import file_of
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage.mapped import map_file
@@ -58,3 +61,51 @@ def test_a_truncated_file_is_named_and_other_changes_are_not_looked_at(tmp_path:
     os.truncate(path, 8000)
     with pytest.raises(CorruptError, match=r"32768 bytes[\s\S]*8000 bytes[\s\S]*numbers"):
         check_not_truncated(file_of(values), path)
+
+
+READS_TRUNCATED_PAGES = """
+import os, sys
+import numpy as np
+from rankfeed._util.native import lost_mappings
+from rankfeed._util.native import native_library
+from rankfeed.columns.pointers import file_of
+from rankfeed.errors import CorruptError
+from rankfeed.storage.mapped import map_file
+from rankfeed.storage.truncation import check_not_truncated
+
+folder, page = sys.argv[1], os.sysconf("SC_PAGESIZE")
+values = []
+for name in "abc":
+    path = os.path.join(folder, name)
+    np.full(4 * page // 8 + 10, 7).tofile(path)
+    values.append(map_file(path).view(np.int64))
+assert [file_of(each).is_lost for each in values] == [False, False, False] and not lost_mappings().value
+os.truncate(os.path.join(folder, "b"), page + 8)
+assert values[1][: page // 8 + 1].sum() == 7 * (page // 8 + 1) and not file_of(values[1]).is_lost
+assert values[1][:].sum() == 7 * (page // 8 + 1)  # zeros instead of SIGBUS
+os.truncate(os.path.join(folder, "b"), 4 * page + 80)  # its size is right again
+assert [file_of(each).is_lost for each in values] == [False, True, False] and lost_mappings().value == 1
+assert values[0].sum() == values[2].sum() == 7 * len(values[0])
+try:
+    check_not_truncated(file_of(values[1]), "b")
+except CorruptError as error:
+    assert "pages that cannot be read" in str(error)
+else:
+    raise SystemExit("no error")
+del values[1]
+again = map_file(os.path.join(folder, "b")).view(np.int64)  # its guard is used again
+assert again[0] == 7 and again[-1] == 0 and not file_of(again).is_lost
+if os.fork() == 0:
+    os.truncate(os.path.join(folder, "c"), 0)
+    assert values[1].sum() == 0 and file_of(values[1]).is_lost
+    os._exit(3)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 3 and not file_of(values[1]).is_lost
+print("done")
+"""
+
+
+@pytest.mark.skipif(native_library() is None, reason="needs the native library")
+def test_pages_that_are_truncated_while_they_are_read_are_zeros_and_noticed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", READS_TRUNCATED_PAGES, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (found.returncode, found.stdout) == (0, "done\n"), found.stderr

@@ -2,14 +2,17 @@
  *
  * No Python.h: the library is called through ctypes, which releases the GIL for the whole call, so one build serves
  * every Python. Rows are checked to be within their memory. The one fault that this cannot exclude is a SIGBUS, because
- * another process may truncate a file while it is mapped here: the copy then stops and returns the number of a row.
+ * another process may truncate a file while it is mapped here: the copy then stops and returns the number of a row. Other
+ * readers of a guarded mapping, such as numpy and pyarrow, read zeros, and the mapping is marked.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -31,17 +34,48 @@
 #define ANYWHERE INT64_MAX /* as a stride: rows that do not follow each other, such as byte strings of Python */
 #define TIME_SLICE 20000000 /* nanoseconds */
 
+static int64_t page; /* bytes */
+
+/* A mapped file: its pages without a file are replaced by zeros as soon as one is read. It is in use if it has bytes. */
+typedef struct guard {
+    int64_t lost, address, bytes; /* lost: whether pages were replaced */
+    struct guard *next;
+} guard_t;
+
+static guard_t *guards;           /* never freed, since a handler may read them */
+EXPORT int64_t rankfeed_lost = 0; /* mappings that were marked as lost, ever */
+
+/* Replace the pages of a guarded mapping from the one with this address, all of which are behind the end of its file.
+ * Returns whether there is such a mapping. */
+static int replace_pages(int64_t address) {
+    for (guard_t *guard = __atomic_load_n(&guards, __ATOMIC_ACQUIRE); guard; guard = guard->next) {
+        const int64_t bytes = __atomic_load_n(&guard->bytes, __ATOMIC_ACQUIRE), end = guard->address + bytes;
+        if (!bytes || address < guard->address || address >= (end + page - 1) / page * page)
+            continue;
+        const int64_t first = address / page * page;
+        __atomic_store_n(&guard->lost, 1, __ATOMIC_RELEASE); /* before a zero is read */
+        __atomic_add_fetch(&rankfeed_lost, 1, __ATOMIC_RELEASE);
+        return mmap((void *)first, end - first, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+    }
+    return 0;
+}
+
 static __thread sigjmp_buf truncated;
 static __thread volatile sig_atomic_t copying;
 static struct sigaction previous;
 static volatile sig_atomic_t passed_on;
 
 static void on_sigbus(int number, siginfo_t *info, void *context) {
-    (void)number, (void)info, (void)context;
+    const int error = errno;
+    (void)number, (void)context;
     if (copying) {
         copying = 0;
         siglongjmp(truncated, 1);
     }
+    const int is_replaced = replace_pages((int64_t)info->si_addr);
+    errno = error;
+    if (is_replaced)
+        return;
     /* Not ours: the instruction runs again and faults under the other handler, once. That may be one which restores
      * ours (faulthandler, if it was enabled after us), or returns at once (if it was disabled since then): the next
      * fault ends the process. */
@@ -127,7 +161,6 @@ static void drop_pages(int descriptor, int64_t start, int64_t bytes) {
 /* Advise the kernel of the pages of n rows from row `at`: to read them soon, or to drop them from the page cache. Rows that
  * are not in a file are left out; pages that rows share with others are read, but not dropped. */
 EXPORT void rankfeed_advise(const rows_t *rows, int64_t at, int64_t n, int32_t drop) {
-    const int64_t page = sysconf(_SC_PAGESIZE);
     const memory_t *file = 0;
     int64_t low = 0, high = 0; /* addresses of rows that follow each other */
     for (int64_t i = 0; i <= n; i++) {
@@ -270,6 +303,34 @@ static pthread_cond_t submitted = PTHREAD_COND_INITIALIZER, finished = PTHREAD_C
 static job_t *jobs; /* submitted and not done, the oldest first */
 static int64_t threads;
 
+/* Guard a mapped file until `rankfeed_unguard`. Returns what begins with a number that is not 0 if pages were replaced, so
+ * that zeros may have been read; or NULL without memory. */
+EXPORT guard_t *rankfeed_guard(int64_t address, int64_t bytes) {
+    pthread_mutex_lock(&lock);
+    guard_t *guard = guards;
+    while (guard && guard->bytes)
+        guard = guard->next;
+    const int is_new = !guard;
+    if (is_new)
+        guard = calloc(1, sizeof *guard);
+    if (guard) {
+        guard->lost = 0, guard->address = address;
+        __atomic_store_n(&guard->bytes, bytes, __ATOMIC_RELEASE);
+        if (is_new) {
+            guard->next = guards;
+            __atomic_store_n(&guards, guard, __ATOMIC_RELEASE);
+        }
+    }
+    install_handler();
+    pthread_mutex_unlock(&lock);
+    return guard;
+}
+
+/* Called before the mapping is removed. */
+EXPORT void rankfeed_unguard(guard_t *guard) {
+    __atomic_store_n(&guard->bytes, 0, __ATOMIC_RELEASE);
+}
+
 static int64_t now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -351,6 +412,7 @@ static void after_fork_in_child(void) {
 }
 
 __attribute__((constructor)) static void on_load(void) {
+    page = sysconf(_SC_PAGESIZE);
     pthread_atfork(before_fork, after_fork, after_fork_in_child);
 }
 

@@ -59,6 +59,10 @@ class HandleCache(Generic[_Value]):
         _shrink_all(open_file_limit())
         return value
 
+    def values(self) -> list[_Value]:
+        """The open files."""
+        return list(self._values.values())
+
     def _close_oldest(self) -> None:
         with suppress(StopIteration, RuntimeError):  # another thread has closed it, or is changing the dict
             self._values.pop(next(iter(self._values)), None)

@@ -53,12 +53,23 @@ def native_library() -> Any:
     library.rankfeed_use_long_slices.restype = None
     library.rankfeed_advise.argtypes = [*rows, ctypes.c_int32]
     library.rankfeed_advise.restype = None
+    library.rankfeed_guard.argtypes = [number, number]
+    library.rankfeed_guard.restype = pointer
+    library.rankfeed_unguard.argtypes = [pointer]
+    library.rankfeed_unguard.restype = None
     values = [pointer, number, pointer, pointer, unsigned]
     library.rankfeed_permute.argtypes = [*values, pointer, number, unsigned, number]
     library.rankfeed_permute.restype = None
     library.rankfeed_find_chunks.argtypes = [pointer, number, pointer, number, pointer, pointer]
     library.rankfeed_find_chunks.restype = None
     return library
+
+
+@cache
+def lost_mappings() -> ctypes.c_int64:
+    """How many mapped files had pages that could not be read, and were replaced by zeros, so far."""
+    library = native_library()
+    return ctypes.c_int64(0) if library is None else ctypes.c_int64.in_dll(library, "rankfeed_lost")
 
 
 def address_of(array: Any) -> int:

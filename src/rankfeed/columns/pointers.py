@@ -51,9 +51,11 @@ class Memory:
     def __init__(self, array: Array) -> None:
         self.array, self.step = array, array.itemsize * math.prod(array.shape[1:])
         #: Address and bytes; its file's descriptor (-1: none), mapped bytes and address, the call that checked it.
-        descriptor, mapped = file_of(array)
-        self.has_file = descriptor >= 0
-        mapping = address_of(np.asarray(_base(array))) if self.has_file else 0
+        file = file_of(array)
+        self.has_file = file is not None
+        descriptor, mapped, mapping = (
+            (-1, 0, 0) if file is None else (file.fileno(), len(file), address_of(np.asarray(file)))
+        )
         self.table = np.array([[address_of(array), array.nbytes, descriptor, mapped, mapping, 0]], np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -447,14 +449,9 @@ def _copy_each(rows: RowPointers, address: int, offsets: Int64 | None, stride: i
         ctypes.memset(target + size, 0, space - size)
 
 
-def file_of(array: Array) -> tuple[int, int]:
-    """Descriptor and size of the memory-mapped file that an array is a view of; (-1, 0) if it is not."""
-    base = _base(array)
-    return (base.fileno(), len(base)) if hasattr(base, "fileno") else (-1, 0)
-
-
-def _base(array: Array) -> Any:
+def file_of(array: Array) -> Any:
+    """The memory-mapped file (`MappedFile`) that an array is a view of; None if it is not."""
     base: Any = array
     while type(base) is np.ndarray:
         base = base.base
-    return base
+    return base if hasattr(base, "fileno") else None

@@ -157,9 +157,13 @@ class Source:
             CorruptError: the data are damaged, or were changed while they are in use.
         """
         ids, names = check_ids(sample_ids, len(self)), check_columns(columns, self.fields, self.derived)
-        if self.files is not None:
-            self.files.check_open(at_intervals=True)
-        return Columns(self._fetch(ids, names), len(ids), as_dicts=self.as_dicts)
+        if self.files is None:
+            return Columns(self._fetch(ids, names), len(ids), as_dicts=self.as_dicts)
+        self.files.check_open(at_intervals=True)
+        try:
+            return Columns(self._fetch(ids, names), len(ids), as_dicts=self.as_dicts)
+        finally:
+            self.files.check_read()
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> Mapping[str, Column]:
         """The columns with these names, in this order."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from rankfeed._util.handle_cache import HandleCache
+from rankfeed._util.native import lost_mappings
 from rankfeed._util.process_info import boot_id
 from rankfeed.columns.pointers import file_of
 from rankfeed.errors import CorruptError, SourceError
@@ -28,8 +29,8 @@ from rankfeed.storage.truncation import check_not_truncated
 Int64 = npt.NDArray[np.int64]
 
 Parsed = TypeVar("Parsed")
-#: Of a mapped file: path, bytes, descriptor and size of the mapping, and what `DataFiles.get` parsed.
-_Opened = tuple[str, npt.NDArray[np.uint8], tuple[int, int], Any]
+#: Of a mapped file: path, bytes, what `file_of` returns, and what `DataFiles.get` parsed.
+_Opened = tuple[str, npt.NDArray[np.uint8], Any, Any]
 
 #: Files kept open; a batch keeps those that it points into, even if they are closed here.
 OPEN_FILES = 256
@@ -126,6 +127,12 @@ class DataFiles:
         data = map_file(path)
         self.opened(number)
         return path, data, file_of(data), parse(data, number)
+
+    def check_read(self) -> None:
+        """Raise CorruptError if an open file has pages that were read as zeros, because it was truncated."""
+        if lost_mappings().value:
+            for path, _, file, _ in self._open.values():
+                check_not_truncated(file, path)
 
     def check(self, number: int) -> None:
         """Compare a file with what this job first saw; raises CorruptError, or SourceError if it is gone.

@@ -1,7 +1,7 @@
 """Errors about shards and files that are truncated: before they are opened, and while they are mapped."""
 
 import os
-from typing import Any
+from typing import Any, cast
 
 from rankfeed.errors import CorruptError
 
@@ -31,20 +31,20 @@ def check_shard_size(
         )
 
 
-def check_not_truncated(file: tuple[int, int], where: str | os.PathLike[str]) -> None:
-    """Check with fstat that a mapped file, as `file_of` describes it, is not truncated.
+def check_not_truncated(file: Any, where: str | os.PathLike[str]) -> None:
+    """Check that a mapped file, as `file_of` returns it, is not truncated and was read completely.
 
-    Accessing truncated pages kills the process (SIGBUS). A file that is truncated between this check and the
-    access is not detected.
+    Called before its pages are accessed, since without the native library a truncated page ends the process
+    (SIGBUS); and after numpy or another library read them, which may have read zeros.
     """
-    descriptor, mapped = file
-    if descriptor < 0:
+    if file is None:
         return
-    found: Any
+    mapped, found = len(file), cast(object, "pages that cannot be read")
     try:
-        if (size := os.fstat(descriptor).st_size) >= mapped:
+        if (size := os.fstat(file.fileno()).st_size) < mapped:
+            found = f"{size} bytes"
+        elif not file.is_lost:
             return
-        found = f"{size} bytes"
     except OSError as error:  # another host removed it from a network file system
         found = error
     raise CorruptError(

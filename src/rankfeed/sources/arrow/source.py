@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_bool, invalid
 from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Dense, column_from_parts
-from rankfeed.columns.pointers import RowPointers
+from rankfeed.columns.pointers import RowPointers, file_of
 from rankfeed.errors import RankfeedError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.detect import arrow_files
@@ -32,6 +32,7 @@ from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import GLOBAL_SHUFFLE_BYTES, Int64, check_columns, starts_of
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
+from rankfeed.storage.truncation import check_not_truncated
 
 
 class ArrowSource(ChunkedSource):
@@ -177,12 +178,14 @@ class ArrowSource(ChunkedSource):
                 found, fields, where=where, first_row=first_row, nulls=self._nulls, shapes=self._shapes
             )
         # A view would keep its file open as long as the chunk is cached.
-        return {
+        columns = {
             name: replace(column, values=column.values.copy())
             if np.may_share_memory(column.values, file.data)
             else column
             for name, column in columns.items()
         }
+        check_not_truncated(file_of(file.data), file.path)
+        return columns
 
     def _file(self, number: int) -> ArrowFile:
         return self.files.get(number, self._open_file)

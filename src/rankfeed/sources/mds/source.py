@@ -10,6 +10,7 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_bool
 from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Part, column_from_parts
+from rankfeed.columns.pointers import file_of
 from rankfeed.errors import UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
@@ -22,6 +23,7 @@ from rankfeed.sources.source import BLOCK_BYTES, Int64, check_columns
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
 from rankfeed.storage.mapped import map_file
+from rankfeed.storage.truncation import check_not_truncated
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -100,8 +102,11 @@ class MdsSource(ChunkedSource):
         parts: dict[str, list[Part]] = {name: [] for name in names}
         groups = by_chunk(ids, self._chunk_starts)
         for number, rows, _ in groups:
-            for name, values in zip(names, self._values(number, rows, names), strict=True):
+            located = self._values(number, rows, names)
+            for name, values in zip(names, located, strict=True):
                 parts[name].append(self._encodings[name].part(self._fields[name], values))
+            for values in located[:1]:  # decoders do not check it
+                check_not_truncated(file_of(values.data), self._shards[number].path)
         slots = [each for _, _, each in groups]
         return {name: column_from_parts(self._fields[name], parts[name], slots) for name in names}
 

@@ -116,6 +116,7 @@ class NumpyRowsSource(Source):
                 out[name] = Dense.of(array, ids)
             else:  # numpy's take would copy the whole array first
                 out[name] = Dense.of(array[ids].astype(array.dtype.newbyteorder("="), order="C", copy=False))
+                check_not_truncated(file_of(array), self._path(name))
         return out
 
     def _load(self, names: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.shard_list import list_shards
 from rankfeed.sources.tar.shards import Missing, ShardSet
 from rankfeed.storage.data_files import DataFiles
+from rankfeed.storage.truncation import check_not_truncated
 
 #: Smaller datasets stay in the page cache: announcing reads would only cost time.
 _PREFETCH_BYTES = 768 << 20
@@ -101,7 +102,12 @@ class WebDatasetSource(Source):
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         batch = SampleBatch(self._shards, ids)
-        return {name: self._specs[name].read(batch) for name in names}
+        columns = {name: self._specs[name].read(batch) for name in names}
+        for shard, _, _ in batch.places:
+            check_not_truncated(file_of(shard.index.offsets), f"the index of {shard.path}")
+            if not self.reads_in_place:  # copies check it, decoders do not
+                check_not_truncated(file_of(shard.memory.array), shard.path)
+        return columns
 
     def shards_of(self, sample_ids: npt.ArrayLike) -> list[str]:
         """The path of the shard that contains each sample."""
@@ -118,12 +124,12 @@ class WebDatasetSource(Source):
         is_cached = True
         for number, rows, _ in self._shards.places(check_ids(sample_ids, len(self))):
             shard = self._shards.open(number)
-            offsets, (descriptor, _) = shard.index.offsets, file_of(shard.memory.array)
+            offsets, file = shard.index.offsets, file_of(shard.memory.array)
             # If the first sample is cached, the others probably are.
-            if len(rows) and not _is_cached(descriptor, int(offsets[rows[0]])):
+            if len(rows) and not _is_cached(file.fileno(), int(offsets[rows[0]])):
                 is_cached = False
                 for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
-                    os.posix_fadvise(descriptor, first, last - first, os.POSIX_FADV_WILLNEED)
+                    os.posix_fadvise(file.fileno(), first, last - first, os.POSIX_FADV_WILLNEED)
         self._batches_to_skip = _BATCHES_BETWEEN_LOOKS if is_cached else 0
 
 
