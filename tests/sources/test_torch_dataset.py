@@ -1,17 +1,20 @@
 """Any map-style Dataset is a source, and keeps what it returns."""
 
+import json
 import pickle
+import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 import rankfeed as rf
 from rankfeed.columns.columns import Objects
 from rankfeed.columns.field import Field
-from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.errors import ArgumentError, SourceError, StateError
 
 
 class Dicts(Dataset[dict[str, Any]]):
@@ -113,6 +116,178 @@ def test_the_fingerprint_is_of_type_length_and_the_datasets_own() -> None:
     assert rf.from_dataset(named).identified
     named.fingerprint = "abd"
     assert rf.from_dataset(named).fingerprint != before
+
+
+class Files(Dataset[Any]):
+    """As torchvision's ImageFolder: paths and labels are listed when it is created."""
+
+    def __init__(self, root: Path, attribute: str = "samples", labelled: bool = True) -> None:
+        paths = sorted(root.glob("*/*"))
+        entries = [(str(path), int(path.parent.name)) if labelled else path for path in paths]
+        setattr(self, attribute, entries)
+        self.reads, self.length = 0, len(paths)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return np.random.rand(3), random.random()
+
+
+def write_files(root: Path) -> Path:
+    for number in range(200):
+        path = root / str(number % 3) / f"{number:03d}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes([number]) * 100)
+    return root
+
+
+@pytest.mark.parametrize("attribute", ["samples", "imgs", "paths", "files"])
+def test_the_fingerprint_is_of_the_files_that_a_dataset_lists(attribute: str, tmp_path: Path) -> None:
+    root, other = write_files(tmp_path / "a" / "data"), write_files(tmp_path / "b" / "elsewhere")
+    dataset = Files(root, attribute, labelled=attribute in ("samples", "imgs"))
+    before = rf.from_dataset(dataset).fingerprint
+    assert dataset.reads == 0
+
+    def fingerprint(where: Path) -> str:
+        return rf.from_dataset(Files(where, attribute, labelled=attribute in ("samples", "imgs"))).fingerprint
+
+    assert fingerprint(root) == fingerprint(other) == before  # anywhere
+    (root / "1" / "100.bin").rename(root / "1" / "000.bin")  # the files before it move by one
+    (other / "2" / "122.bin").write_bytes(b"other")
+    (other / "0" / "000.bin").write_bytes(b"other")  # one of those whose content is compared
+    assert len({before, fingerprint(root), fingerprint(other)}) == 3
+    if attribute == "samples":
+        relabelled = Files(write_files(tmp_path / "c"))
+        relabelled.samples = [(path, 2 - label) for path, label in relabelled.samples]  # type: ignore[attr-defined]
+        assert rf.from_dataset(relabelled).fingerprint != before
+
+
+def test_the_fingerprint_is_of_wrapped_datasets_and_of_chosen_indices_too(tmp_path: Path) -> None:
+    folder = Files(write_files(tmp_path))
+    even, odd = Subset(folder, range(0, 200, 2)), Subset(folder, list(range(1, 200, 2)))
+    prints = [rf.from_dataset(each).fingerprint for each in (even, odd, ConcatDataset([even, odd]))]
+    again = [rf.from_dataset(Subset(Files(tmp_path), list(range(first, 200, 2)))).fingerprint for first in (0, 1)]
+    assert prints[:2] == again
+    assert len(set(prints)) == 3
+    (tmp_path / "0" / "000.bin").rename(tmp_path / "0" / "001.bin")
+    assert rf.from_dataset(Subset(Files(tmp_path), range(0, 200, 2))).fingerprint != prints[0]
+
+
+def test_a_million_names_are_listed_and_other_attributes_are_ignored() -> None:
+    class Listed(Plain):
+        pass
+
+    prints = []
+    for change in (None, 3_000_000 - 1, 1_000):
+        dataset = Listed()
+        dataset.samples = [f"/data/{number // 1000}/{number}.jpg" for number in range(3_000_000)]  # type: ignore[attr-defined]
+        if change is not None:
+            dataset.samples.insert(0, dataset.samples.pop(change))  # type: ignore[attr-defined]
+        prints.append(rf.from_dataset(dataset).fingerprint)
+    assert len(set(prints)) == 3
+    others: list[Any] = [[1, 2], [{"path": "a"}], ["a", 1], [("a", 1), ("b",)], [], "ab", np.arange(3), [object()]]
+    for value in others:
+        dataset = Listed()
+        dataset.samples = value  # type: ignore[attr-defined]
+        assert rf.from_dataset(dataset).fingerprint == rf.from_dataset(Listed()).fingerprint
+
+
+class Plain(Dataset[dict[str, Any]]):
+    """A Dataset that tells nothing of its data but its samples."""
+
+    def __init__(self, first: int = 0, draw: Any = None) -> None:
+        self._first, self._draw = first, draw
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self._draw is not None:
+            self._draw()
+        value = self._first + index
+        return {"x": value, "t": torch.full((2,), value), "name": f"/mnt/{self._first}/{index}", "b": [1.5, b"b"]}
+
+
+def state_after_two_steps(dataset: Any, **options: Any) -> dict[str, Any]:
+    loader = rf.Loader(dataset, 4, topology=rf.Topology(), **options)
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    return dict(json.loads(json.dumps(loader.state_dict())))
+
+
+def resume(dataset: Any, state: dict[str, Any], **options: Any) -> int:
+    loader = rf.Loader(dataset, 4, topology=rf.Topology(), **options)
+    loader.load_state_dict(state)
+    return sum(1 for _ in loader)
+
+
+def first_of(samples: list[Any]) -> Any:
+    return samples[0]
+
+
+def views(dataset: Any) -> list[rf.Source]:
+    source = rf.from_dataset(dataset)
+    return [source, source.select(range(39, -1, -1)), rf.concat([source])]
+
+
+def test_a_state_of_other_samples_is_refused() -> None:
+    for same, view, other in zip(views(Plain()), views(Plain()), views(Plain(first=1)), strict=True):
+        state = state_after_two_steps(same)
+        assert len(json.dumps(state)) < 1024
+        assert resume(view, state) == 8
+        with pytest.raises(StateError, match="fingerprint"):
+            resume(other, state)
+
+
+def test_a_renamed_file_makes_a_state_of_other_data(tmp_path: Path) -> None:
+    folder = Files(write_files(tmp_path))
+    state, sampler = state_after_two_steps(folder), rf.DistributedSampler(folder, topology=rf.Topology())
+    sampled = sampler.state_dict()
+    assert resume(Files(tmp_path), state) == 48
+    rf.DistributedSampler(Files(tmp_path), topology=rf.Topology()).load_state_dict(sampled)
+    (tmp_path / "2" / "197.bin").rename(tmp_path / "0" / "197.bin")
+    with pytest.raises(StateError, match="fingerprint"):
+        resume(Files(tmp_path), state)
+    with pytest.raises(StateError, match="fingerprint"):
+        rf.DistributedSampler(Files(tmp_path), topology=rf.Topology()).load_state_dict(sampled)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        pytest.param(lambda: Plain(draw=random.random), {}, id="random"),
+        pytest.param(lambda: Plain(draw=lambda: torch.rand(1)), {}, id="torch"),
+        pytest.param(lambda: Plain(draw=lambda: np.random.rand()), {}, id="numpy"),
+        pytest.param(Plain, {"collate_fn": first_of}, id="not-probed"),
+        pytest.param(lambda: [object()] * 40, {"transform": lambda sample: {"x": 1}}, id="objects"),
+    ],
+)
+def test_a_state_that_cannot_be_compared_is_a_warning(dataset: Any, options: dict[str, Any]) -> None:
+    states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    state = state_after_two_steps(dataset(), **options)
+    loader = rf.Loader(dataset(), 4, topology=rf.Topology(), **options)
+    with pytest.warns(UserWarning, match=r"cannot be compared[\s\S]*`fingerprint`"):
+        loader.load_state_dict(state)
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])
+    assert np.random.get_state()[1].tolist() == states[2]  # type: ignore[index]
+
+
+def test_states_without_content_are_still_accepted(tmp_path: Path) -> None:
+    """States of earlier versions, whose fingerprints were of type and length, and those of other options."""
+    folder = write_files(tmp_path)
+    for dataset in (Plain(), Subset(Plain(), range(40)), Files(folder)):
+        for source in (rf.from_dataset(dataset), rf.from_dataset(dataset).select(range(39, -1, -1))):
+            state = state_after_two_steps(source)
+            old = state | {"source": source.earlier_fingerprint}
+            assert old != state
+            with pytest.warns(UserWarning, match="cannot be compared"):
+                assert resume(source, old) == len(source) // 4 - 2
+    with pytest.warns(UserWarning, match="cannot be compared"):
+        assert resume(Plain(), state_after_two_steps(Plain()), collate_fn=first_of) == 8
 
 
 def test_it_travels_with_its_dataset() -> None:

@@ -4,11 +4,9 @@ A batch is a pure function of the plan, the source and the step, so any engine m
 necessary.
 """
 
-import random
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankfeed._util.fork_safety import init_in_each_process
+from rankfeed._util.global_rng import preserve_rng_state, seed_global_rngs
 from rankfeed._util.native import native_library
 from rankfeed.columns.buffers import BufferPool
 from rankfeed.columns.columns import Allocate, Columns
@@ -345,6 +343,12 @@ class BatchBuilder:
             return True
         return self.source.collate is None and not self.source.as_dicts
 
+    @property
+    def infers_fields(self) -> bool:
+        """Whether `fix_layout` reads some samples."""
+        declared = self.source.declared
+        return self._is_collated_by_sample and (declared is None or declared.layout is None)
+
     def _layout_of(self, samples: Sequence[Any]) -> Layout:
         """The common layout of transformed samples; raises Mismatch if there is none."""
         declared, known = self.source.declared, {}
@@ -528,43 +532,3 @@ def _remedy(error: Mismatch, declared: Declared | None, ragged: str, layout: Lay
             return f"rankfeed.{declared.call}, fields={{{text}{more}}})"
         return f"return {name or 'it'} as {error.becomes} for every sample, or pass a collate_fn"
     return "convert it to the type of the others, or pass a collate_fn to the Loader"
-
-
-class _GeneratorLock:
-    """A lock around the calls that read or set the state of torch's global generator.
-
-    They hold a mutex of torch while they may wait for the GIL (the garbage collector can run in them), and wait
-    for that mutex with the GIL held: two threads in them at once may wait for each other forever (torch 2.13).
-    """
-
-    def __init__(self) -> None:
-        init_in_each_process(self._init_process)
-
-    def _init_process(self) -> None:
-        self.lock = threading.RLock()
-
-
-_GENERATOR = _GeneratorLock()
-
-
-def seed_global_rngs(seed: int) -> None:
-    """Seed the global generators of torch (CPU), numpy and random with 64 bits."""
-    with _GENERATOR.lock:
-        torch.default_generator.manual_seed(seed >> 1)
-    np.random.seed(seed & 0xFFFFFFFF)
-    random.seed(seed)
-
-
-@contextmanager
-def preserve_rng_state() -> Iterator[None]:
-    """Restore the global generators on exit: seeding them for a sample must not affect the model's dropout."""
-    with _GENERATOR.lock:
-        torch_state = torch.get_rng_state()
-    states = np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        with _GENERATOR.lock:
-            torch.set_rng_state(torch_state)
-        np.random.set_state(states[0])
-        random.setstate(states[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,18 @@ from rankfeed._util.process_info import cpus_per_process
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult
 from rankfeed.loading.engines.copy import copy_ahead
 from rankfeed.loading.options import FeedOptions, check_added_columns
-from rankfeed.loading.state import LoaderState, decode_as, encode_state, restore_plan, resume_cursor
+from rankfeed.loading.state import (
+    LoaderState,
+    check_content,
+    comparable_fingerprint,
+    decode_as,
+    encode_state,
+    restore_plan,
+    resume_cursor,
+)
 from rankfeed.plan import Cursor, Plan, Schedule
 from rankfeed.plan.quality import measure_quality, remedy_for
+from rankfeed.sources.source import probe_ids
 from rankfeed.topology import Topology
 
 if TYPE_CHECKING:  # imported when they are needed: the first batch does not wait for them
@@ -50,6 +60,24 @@ class MapFeed:
             self._engine = ProcessEngine(builder, options.num_workers, options.prefetch_factor)
         self._measured_plan: Plan | None = None
         self._open_properties, self._audit, self._ledger = open_properties, audit, ledger
+        #: Digest of samples in a loaded state, and whether it was compared by a run of this feed.
+        self._loaded_content, self._has_begun = "", False
+
+    @cached_property
+    def _content(self) -> str:
+        """Digest of the samples that fields are inferred from, if that is the only identity; "" if unknown."""
+        if self._has_identity or not self._builder.infers_fields:
+            return ""
+        from rankfeed.sources.dataset_identity import digest_of_content
+
+        source = self.source
+        return digest_of_content(lambda: source.samples(probe_ids(len(source))))
+
+    @property
+    def _has_identity(self) -> bool:
+        """Whether the fingerprint of the source depends on its data, apart from their number."""
+        source = self.source
+        return source.identified or source.fingerprint != source.earlier_fingerprint
 
     def schedule(self, begun: Cursor) -> Schedule:
         options = self._options
@@ -60,12 +88,16 @@ class MapFeed:
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
         self.source.check_unchanged()
-        return encode_state(cursor, self.plan.describe(), self.source.fingerprint)
+        # Before the first step, no samples are read: the content is that of the state which was loaded.
+        content = self._content if self._has_begun else self._loaded_content
+        data = self.source.fingerprint
+        return encode_state(cursor, self.plan.describe(), f"{data}-{content}" if content else data)
 
     def load_state(self, state: Mapping[str, Any]) -> Cursor:
         parsed = decode_as(LoaderState, state)
         plan = restore_plan(self.plan, self.source.blocks, parsed.plan, self._open_properties)
-        cursor = resume_cursor(parsed, plan.describe(), self.source.fingerprint)
+        cursor = resume_cursor(parsed, plan.describe(), comparable_fingerprint(parsed, self.source))
+        self._loaded_content, self._has_begun = parsed.source.partition("-")[2], False
         self.plan = plan
         return cursor
 
@@ -112,6 +144,9 @@ class MapFeed:
             audit = EpochAudit.of_rank(schedule, plan.fingerprint)
         self._builder.fix_layout()  # before the first batch, in the process that iterates
         check_added_columns(self._builder.layout, self._builder.id_column, self._options.tail)
+        if self._loaded_content and not self._has_identity and not self._has_begun:
+            check_content(self._loaded_content, self._content, self.source)
+        self._has_begun = True
         for result in self._batches(schedule, topology.local_world_size):
             if result.step + 1 == len(schedule):
                 self.source.check_unchanged()

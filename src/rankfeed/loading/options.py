@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from rankfeed._util.global_rng import preserve_rng_state
 from rankfeed._util.validate import (
     check_bool,
     check_choice,
@@ -20,7 +21,6 @@ from rankfeed._util.validate import (
 )
 from rankfeed.columns.layout import Branch, Layout, infer_layout, parse_layout
 from rankfeed.errors import ArgumentError, safe_repr
-from rankfeed.loading.batch_builder import preserve_rng_state
 from rankfeed.loading.collate import name_conflict
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.plan import Plan, Tail

@@ -21,10 +21,11 @@ from rankfeed.errors import ArgumentError, describe_error
 from rankfeed.loading._compat import SamplerIterator, refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.options import check_batch_size
-from rankfeed.loading.state import LoaderState, decode_as, encode_state, resume_cursor
+from rankfeed.loading.state import LoaderState, comparable_fingerprint, decode_as, encode_state, resume_cursor
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.schedule import ScheduleTail
 from rankfeed.sources import Source
+from rankfeed.sources.dataset_identity import digest_of_names
 from rankfeed.topology import Topology
 
 _Item = TypeVar("_Item")
@@ -46,6 +47,7 @@ class PlanSampler(Generic[_Item]):
     ) -> None:
         # torch's initialisers are not called: they need a process group.
         self._size, self._fingerprint = _size_of(num_samples_or_source)
+        self._source = num_samples_or_source if isinstance(num_samples_or_source, Source) else None
         shuffle = check_choice("shuffle", shuffle, (False, True, "global")) is not False
         self.plan = Plan(self._size, shuffle="global" if shuffle else "none", seed=seed)
         self.batch_size = check_batch_size(batch_size)
@@ -121,7 +123,9 @@ class PlanSampler(Generic[_Item]):
         Raises:
             StateError: it belongs to other data or another plan; says what differs.
         """
-        self._go_to(resume_cursor(decode_as(LoaderState, state), self.plan.describe(), self._fingerprint))
+        parsed, source = decode_as(LoaderState, state), self._source
+        fingerprint = self._fingerprint if source is None else comparable_fingerprint(parsed, source)
+        self._go_to(resume_cursor(parsed, self.plan.describe(), fingerprint))
 
     def _go_to(self, cursor: Cursor) -> None:
         self._begun, self._steps_yielded, self._exhausted = cursor, 0, False
@@ -242,7 +246,7 @@ def _size_of(samples: int | Source | Dataset[Any]) -> tuple[int, str]:
         raise invalid("num_samples_or_source", "a number of samples, a source or a Dataset", samples)
     if hasattr(samples, "__len__"):
         try:
-            return len(samples), ""
+            return len(samples), digest_of_names(samples) or ""
         except Exception as error:
             raise ArgumentError("the Dataset has no length", found=describe_error(error)) from error
     return check_int("num_samples_or_source", samples, at_least=0), ""

@@ -1,5 +1,6 @@
 """The state of a loader in a checkpoint: a position, and the plan and data that it belongs to."""
 
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
@@ -8,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_int
-from rankfeed.errors import ArgumentError, RankfeedError, StateError, safe_str
+from rankfeed.errors import ArgumentError, RankfeedError, StateError, safe_repr, safe_str
 from rankfeed.plan import Cursor, Plan
+from rankfeed.sources import Source
 from rankfeed.storage.commit import decodable
 
 VERSION = 1
@@ -74,6 +76,42 @@ def restore_plan(
         raise StateError(
             "the plan of the checkpoint cannot be restored", found=error.summary, remedy=error.remedy
         ) from error
+
+
+def comparable_fingerprint(state: LoaderState, source: Source) -> str:
+    """The fingerprint to compare with that of a state; warns if that does not depend on the content of the data.
+
+    A digest of samples, which may follow the fingerprint in a state, is compared by `check_content`.
+    """
+    data, _, content = state.source.partition("-")
+    if source.identified or data not in (source.fingerprint, source.earlier_fingerprint):
+        return source.fingerprint
+    if data == source.earlier_fingerprint and not content and (state.epoch or state.position):
+        warn_not_comparable(source)
+    return state.source
+
+
+def check_content(expected: str, found: str, source: Source) -> None:
+    """Compare digests of samples; a StateError if they differ, a warning if the second is not known ("")."""
+    if not found:
+        warn_not_comparable(source)
+    elif found != expected:
+        raise StateError(
+            "the checkpoint belongs to other data",
+            expected=f"samples with the digest {expected}",
+            found=f"{found}: the fingerprint of {safe_repr(source)} is the same, but samples have another content",
+            remedy="resume with the same data; or begin an epoch with set_epoch()",
+        )
+
+
+def warn_not_comparable(source: Source) -> None:
+    """Warn that the data of a state cannot be compared."""
+    warnings.warn(
+        f"the data of this checkpoint cannot be compared with {safe_repr(source)}: its samples differ each time "
+        "they are read, or are not read before the first step; or an earlier version wrote the checkpoint. Give "
+        "the Dataset an attribute `fingerprint`, a text that changes with its data.",
+        stacklevel=5,
+    )
 
 
 def resume_cursor(state: LoaderState, plan: Mapping[str, int | str], source: str) -> Cursor:

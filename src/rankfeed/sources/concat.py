@@ -88,8 +88,15 @@ class ConcatSource(SourceView):
 
     @cached_property
     def fingerprint(self) -> str:
+        return self._combine([source.fingerprint for source in self.sources])
+
+    @property
+    def earlier_fingerprint(self) -> str:
+        return self._combine([source.earlier_fingerprint for source in self.sources])
+
+    def _combine(self, fingerprints: Sequence[str]) -> str:
         columns = [] if self._wanted is None else [repr(self._wanted).encode()]
-        return digest_of(b"concat", *(source.fingerprint.encode() for source in self.sources), *columns)
+        return digest_of(b"concat", *map(str.encode, fingerprints), *columns)
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         ids = check_ids(sample_ids, len(self))

@@ -33,8 +33,8 @@ def expand(where: Paths) -> list[str]:
     """The files of a path, a glob (``*.tar``), a brace pattern (``{000..012}``, ``{a,b}``), or a list of these.
 
     A path that exists is no pattern. Braces are expanded in their order; matches of a glob are sorted naturally.
-    Files that rankfeed wrote beside the data are left out. A file that does not exist and a pattern without a match
-    are a SourceError.
+    Files that rankfeed wrote beside the data are left out. A file that does not exist and a pattern without a
+    match are a SourceError.
     """
     found: list[str] = []
     for each in [where] if isinstance(where, (str, os.PathLike)) else where:

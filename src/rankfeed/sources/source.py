@@ -125,6 +125,11 @@ class Source:
         return True
 
     @property
+    def earlier_fingerprint(self) -> str:
+        """The fingerprint that states of earlier versions have for the same data."""
+        return self.fingerprint
+
+    @property
     def blocks(self) -> Int64:
         """Number of samples in each block (what is read in one piece), in the order of sample ids: int64."""
         return self._blocks
@@ -383,6 +388,10 @@ class SelectSource(SourceView):
     @cached_property
     def fingerprint(self) -> str:
         return digest_of(b"select", self.source.fingerprint.encode(), self.indices.digest.encode())
+
+    @property
+    def earlier_fingerprint(self) -> str:
+        return digest_of(b"select", self.source.earlier_fingerprint.encode(), self.indices.digest.encode())
 
     def origin_ids(self, sample_ids: npt.ArrayLike) -> Int64:
         """Ids of the given samples in the source."""

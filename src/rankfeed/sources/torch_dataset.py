@@ -94,6 +94,12 @@ class TorchDatasetSource(Source):
         """Whether the Dataset has a fingerprint of its own."""
         return self._own_fingerprint is not None
 
+    @cached_property
+    def _names_digest(self) -> str | None:
+        from rankfeed.sources.dataset_identity import digest_of_names
+
+        return digest_of_names(self.dataset)
+
     @property
     def _own_fingerprint(self) -> str | None:
         for name in ("fingerprint", "_fingerprint"):
@@ -104,7 +110,20 @@ class TorchDatasetSource(Source):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the Dataset's type, length and its own ``fingerprint`` or ``_fingerprint`` if it has one."""
+        """Digest of the Dataset's type, length, and its own ``fingerprint`` or ``_fingerprint`` if it has one.
+
+        Of a Dataset without one, also of the files that it lists: see `digest_of_names`.
+        """
+        names = None if self.identified else self._names_digest
+        return (
+            self.earlier_fingerprint
+            if names is None
+            else digest_of(self.earlier_fingerprint.encode(), names.encode())
+        )
+
+    @property
+    def earlier_fingerprint(self) -> str:
+        """The same without the names of files, as in states of earlier versions."""
         kind = type(self.dataset)
         parts = [f"{kind.__module__}.{kind.__qualname__}", str(self._length), self._own_fingerprint or ""]
         if kind.__module__ in ("__main__", "__mp_main__"):  # the same script under both names

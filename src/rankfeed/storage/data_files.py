@@ -66,7 +66,7 @@ class DataFiles:
         *,
         content: Callable[[int], bool] | None = None,
     ) -> None:
-        self._root, self._names = _split_paths(paths)
+        self._root, self._names = split_paths(paths)
         self.content = content
         self._init_transient()
         fingerprint_names = self._names if names is None else b"\0".join(map(os.fsencode, names))
@@ -253,7 +253,7 @@ def _time_text(nanoseconds: int) -> str:
     return f"{np.datetime64(int(nanoseconds), 'ns')} UTC"
 
 
-def _split_paths(paths: Sequence[str]) -> tuple[str, bytes]:
+def split_paths(paths: Sequence[str]) -> tuple[str, bytes]:
     """The common folder of some paths, with a slash at its end, and their names relative to it."""
     first, last = min(paths, default=""), max(paths, default="")  # the common prefix of these two is that of all
     same = next((at for at, (one, two) in enumerate(zip(first, last, strict=False)) if one != two), len(first))

@@ -21,7 +21,7 @@ from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.options import check_batch_size, make_plan
-from rankfeed.loading.state import LoaderState, decode_as, encode_state, resume_cursor
+from rankfeed.loading.state import LoaderState, comparable_fingerprint, decode_as, encode_state, resume_cursor
 from rankfeed.plan import Cursor, Schedule, Tail
 from rankfeed.plan.permutation import Key, mix, permutation
 from rankfeed.plan.plan import Int64
@@ -224,7 +224,8 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         Raises:
             StateError: it belongs to other data or another plan; says what differs.
         """
-        cursor = resume_cursor(decode_as(LoaderState, state), self.plan.describe(), self.source.fingerprint)
+        parsed = decode_as(LoaderState, state)
+        cursor = resume_cursor(parsed, self.plan.describe(), comparable_fingerprint(parsed, self.source))
         self._epochs.set(cursor, every=True)
 
 

@@ -1,0 +1,62 @@
+"""The global random generators of torch, numpy and random."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from rankfeed._util.fork_safety import init_in_each_process
+
+
+class _GeneratorLock:
+    """A lock around the calls that read or set the state of torch's global generator.
+
+    They hold a mutex of torch while they may wait for the GIL (the garbage collector can run in them), and wait
+    for that mutex with the GIL held: two threads in them at once may wait for each other forever (torch 2.13).
+    """
+
+    def __init__(self) -> None:
+        init_in_each_process(self._init_process)
+
+    def _init_process(self) -> None:
+        self.lock = threading.RLock()
+
+
+_GENERATOR = _GeneratorLock()
+
+
+def seed_global_rngs(seed: int) -> None:
+    """Seed the global generators of torch (CPU), numpy and random with 64 bits."""
+    with _GENERATOR.lock:
+        torch.default_generator.manual_seed(seed >> 1)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+
+
+@contextmanager
+def preserve_rng_state() -> Iterator[None]:
+    """Restore the global generators on exit: seeding them for a sample must not affect the model's dropout."""
+    with _GENERATOR.lock:
+        torch_state = torch.get_rng_state()
+    states = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        with _GENERATOR.lock:
+            torch.set_rng_state(torch_state)
+        np.random.set_state(states[0])
+        random.setstate(states[1])
+
+
+def rng_states() -> list[bytes]:
+    """The states of the global generators, to find out whether one was drawn from."""
+    with _GENERATOR.lock:
+        torch_state = torch.get_rng_state()
+    return [
+        torch_state.numpy().tobytes(),
+        repr(np.random.get_state(legacy=False)).encode(),
+        repr(random.getstate()).encode(),
+    ]

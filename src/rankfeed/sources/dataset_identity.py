@@ -1,0 +1,154 @@
+"""What identifies the data of a torch Dataset: the files that it names, or else the content of some samples.
+
+No code of the Dataset is called for the names: only attributes of instances are looked at, those of datasets that
+it wraps (``torch.utils.data.Subset``, ``ConcatDataset``) included.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from rankfeed._util.global_rng import preserve_rng_state, rng_states
+from rankfeed.columns.layout import is_tensor
+from rankfeed.errors import SourceError
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.data_files import SAMPLED_FILES, DataFiles, split_paths
+
+#: Attributes by which a Dataset declares its fingerprint.
+OWN = ("fingerprint", "_fingerprint")
+#: Attributes that list what a Dataset reads (the first two are torchvision's), wrap another, or select from it.
+_LISTS, _WRAPPED, _SELECTED = ("samples", "imgs", "paths", "files"), ("dataset", "datasets"), "indices"
+#: Entries of a list that are compared: all, or this number of evenly spaced ones.
+_MOST_ENTRIES = 1 << 20
+_CHUNK = 1 << 14
+_MOST_DEPTH = 8
+#: What may accompany a name in an entry.
+_PLAIN = {str, int, float, bool}
+
+
+def digest_of_names(dataset: Any) -> str | None:
+    """Digest of the names that a Dataset and those within it list, and of samples of these files; None for none.
+
+    Names are relative to their common folder. Of at most 64 evenly spaced ones, if all are files, the size and 4
+    KiB at the start, middle and end are part of the digest.
+    """
+    pieces = list(_describe(dataset, 0))
+    return digest_of(*(piece for piece, _ in pieces)) if any(is_named for _, is_named in pieces) else None
+
+
+def _describe(dataset: Any, depth: int) -> Iterator[tuple[bytes, bool]]:
+    """Pieces of the digest, and whether they name data."""
+    attributes: Any = getattr(dataset, "__dict__", None)
+    if not isinstance(attributes, dict) or depth > _MOST_DEPTH:
+        return
+    for declared in [attributes.get(name) for name in OWN] if depth else []:
+        if isinstance(declared, str) and declared:
+            yield declared.encode(), True
+            return
+    seen: list[Any] = []
+    for name in _LISTS:
+        entries = attributes.get(name)
+        if isinstance(entries, (list, tuple)) and entries and not any(entries is other for other in seen):
+            seen.append(entries)
+            if (digest := _digest_of_entries(entries)) is not None:
+                yield digest.encode(), True
+    indices = attributes.get(_SELECTED)
+    if isinstance(indices, (list, tuple, range, np.ndarray)) and len(indices):
+        chosen = np.asarray([indices[place] for place in _places(len(indices))])
+        if chosen.dtype.kind in "iu":
+            yield str(len(indices)).encode() + chosen.astype(np.int64).tobytes(), False
+    for name in _WRAPPED:
+        wrapped = attributes.get(name)
+        for inner in wrapped if isinstance(wrapped, (list, tuple)) else [wrapped]:
+            yield from _describe(inner, depth + 1)
+
+
+def _places(size: int) -> Sequence[int]:
+    """All places of a list, or evenly spaced ones."""
+    if size <= _MOST_ENTRIES:
+        return range(size)
+    places: list[int] = (np.arange(_MOST_ENTRIES) * (size - 1) // (_MOST_ENTRIES - 1)).tolist()
+    return places
+
+
+def _digest_of_entries(entries: Sequence[Any]) -> str | None:
+    """Digest of names, or of tuples that begin with a name, such as (path, label); None for other entries."""
+    places = _places(len(entries))
+    names: list[str] = []
+    state = xxhash.xxh3_128(str(len(entries)).encode())
+    try:
+        for at in range(0, len(places), _CHUNK):
+            chunk = [entries[place] for place in places[at : at + _CHUNK]]
+            first, *others = zip(*chunk, strict=True) if isinstance(chunk[0], (tuple, list)) else [chunk]
+            names += map(os.fspath, first)
+            for column in others:
+                if _PLAIN.issuperset(map(type, column)):
+                    state.update(repr(column).encode(errors="surrogateescape"))
+        root, _ = split_paths([min(names), max(names)])
+        for at in range(0, len(names), _CHUNK):
+            relative = [name[len(root) :] for name in names[at : at + _CHUNK]]
+            state.update("\0".join(relative).encode(errors="surrogateescape"))
+    except (TypeError, ValueError):
+        return None
+    sampled = [
+        names[place] for place in np.linspace(0, len(names) - 1, min(len(names), SAMPLED_FILES)).astype(int)
+    ]
+    if all(map(os.path.isfile, sampled)):
+        with suppress(SourceError):  # a file may not be read
+            relative = [name[len(root) :] for name in sampled]
+            files = DataFiles(list(map(os.path.abspath, sampled)), relative)
+            state.update(files.fingerprint.encode())
+    return state.hexdigest()
+
+
+def digest_of_content(read: Callable[[], Sequence[Any]]) -> str:
+    """Digest of some samples, if two reads of them agree and draw no random numbers; "" if it is not known."""
+    with preserve_rng_state():
+        before = rng_states()
+        try:
+            digests = [digest_of(*_content(read(), 0)) for _ in range(2)]
+        except (SourceError, TypeError):
+            return ""
+        return digests[0] if digests[0] == digests[1] and rng_states() == before else ""
+
+
+def _content(value: Any, depth: int) -> Iterator[bytes]:
+    """The content of a value, the same in any process and at any mount point; a TypeError for other objects."""
+    if depth > _MOST_DEPTH:
+        raise TypeError("nested too deeply")
+    kind = type(value)
+    yield kind.__name__.encode()
+    if value is None or kind in (bool, int, float, complex):
+        yield repr(value).encode()
+    elif isinstance(value, (str, os.PathLike)):
+        text = os.fsdecode(value)
+        yield (os.path.basename(text) if os.path.isabs(text) else text).encode(errors="surrogateescape")
+    elif isinstance(value, (bytes, bytearray)):
+        yield bytes(value)
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _content(key, depth + 1)
+            yield from _content(entry, depth + 1)
+        yield b"end"
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _content(entry, depth + 1)
+        yield b"end"
+    elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        yield f"{value.dtype.str} {value.shape}".encode()
+        yield value.tobytes()
+    elif is_tensor(value):
+        import torch
+
+        content = value.detach().cpu().contiguous().reshape(-1)
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        yield content.view(torch.uint8).numpy().tobytes()
+    elif kind.__module__.startswith("PIL."):  # an image that is not converted yet
+        yield f"{value.mode} {value.size}".encode()
+        yield value.tobytes()
+    else:
+        raise TypeError(kind.__name__)
