@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.cli.test_commands import figures, rankfeed
 
 import rankfeed as rf
@@ -115,3 +116,25 @@ def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path, capsys: pytest
     facts = json.loads(capsys.readouterr().out)["facts"]
     assert [facts[f"Audit: {audit}: deliveries"] for audit in audits] == [1, 2, 3]
     assert (facts["Rates of a run: ranks with snapshots"], facts["Rates of a run: samples"]) == (3, 6)
+
+
+def test_batches_that_may_lack_samples_are_not_proven_in_a_run_and_in_its_rates(tmp_path: Path) -> None:
+    def pairs(samples: list[dict[str, int]]) -> dict[str, torch.Tensor]:
+        return {"x": torch.tensor([[each["x"]] * 2 for each in samples]).ravel(), "scale": torch.zeros(1)}
+
+    loader = rf.Loader(rf.from_dataset([{"x": i} for i in range(40)]), 8, collate_fn=pairs, audit=tmp_path / "run")
+    (tmp_path / "rank0").write_text("".join(json.dumps(loader.stats()) + "\n" for _ in loader))
+    done = rankfeed("verify", tmp_path / "run", "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 3
+    assert told["verdict"] == "not proven"
+    assert [(each["code"], "collate_fn" in each["what"]) for each in told["findings"]] == [
+        ("rows-not-proven", True)
+    ]
+    for option, name in (("--run", "run"), ("--stats", "rank0")):
+        done = rankfeed("report", option, tmp_path / name, "--json", "--out", tmp_path / "a.html")
+        told = json.loads(done.stdout)
+        assert done.returncode == 3
+        assert told["verdict"] == "not proven"
+        assert [each["code"] for each in told["findings"]] == ["rows-not-proven"]
+        assert 5 in told["facts"].values() or 40 in told["facts"].values()

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import pickle
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tests.loading.feeds import ENGINES, NAMES, feed, steps_of, take
+import torch
+from tests.loading.feeds import ENGINES, NAMES, Tuples, delivered, feed, steps_of, take
 
 import rankfeed as rf
-from rankfeed.errors import AuditError
+from rankfeed.errors import AuditError, TransformError
 from rankfeed.loading.audit import EpochAudit
 from rankfeed.loading.batch_builder import BatchBuilder
 from rankfeed.plan import Plan, Schedule
@@ -166,3 +173,284 @@ def test_processes_that_each_take_themselves_for_the_only_rank_are_found_out(
         list(loader)
     peers = rf.Topology(launcher="mesh")  # the only data-parallel rank, with tensor-parallel peers
     assert len(list(rf.Loader(rf.from_dataset([{"x": 1}] * 4), 2, topology=peers, audit=True))) == 2
+
+
+# What the user's functions return: rows are delivered, or it is an error, or "not proven".
+
+
+@dataclass
+class Graphs:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def rows_of(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"y": torch.tensor([int(sample["y"]) for sample in samples]), "name": [s["name"] for s in samples]}
+
+
+def without_sevens(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return rows_of([sample for sample in samples if sample["y"] % 70])
+
+
+def batch_without_sevens(batch: dict[str, Any]) -> dict[str, Any]:
+    kept = torch.nonzero(batch["y"] % 70).ravel()
+    return {name: value[kept] for name, value in batch.items() if isinstance(value, torch.Tensor)}
+
+
+def flattened(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"x": torch.cat([torch.from_numpy(sample["x"]) for sample in samples]), "scale": torch.tensor(0.5)}
+
+
+def batch_flattened(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"x": batch["x"].flatten(), "y": batch["y"]}
+
+
+def flattened_with_ids(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return flattened(samples) | {"id": torch.tensor([sample["id"] for sample in samples[::-1]])}
+
+
+def packed_in_pairs(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    rows = -(-len(samples) // 2)
+    return {"x": torch.zeros(rows, 9), "id": [[s["id"] for s in samples[i::rows]] for i in range(rows)]}
+
+
+def ids_without_sevens(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    kept = [sample for sample in samples if sample["y"] % 70]
+    return flattened(samples) | {"id": torch.tensor([sample["id"] for sample in kept])}
+
+
+def two_views(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"views": torch.zeros(2 * len(samples), 3), "y": rows_of(samples)["y"]}
+
+
+def boxes(samples: list[dict[str, Any]]) -> list[Any]:
+    """Images and their targets, as for detection."""
+    return [(torch.zeros(3, 4, 4), {"boxes": torch.zeros(i % 3, 4), "area": 0.5}) for i in range(len(samples))]
+
+
+def zipped_boxes(samples: list[dict[str, Any]]) -> Any:
+    return tuple(zip(*boxes(samples), strict=True))
+
+
+def doubled(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return rows_of([*samples, *samples])
+
+
+FEWER: list[dict[str, Any]] = [
+    {"collate_fn": without_sevens, "id_column": None},
+    {"collate_fn": without_sevens},
+    {"collate_fn": ids_without_sevens},
+    {"batch_transform": batch_without_sevens},
+    {"batch_transform": batch_without_sevens, "id_column": None},
+    {"collate_fn": rows_of, "batch_transform": batch_without_sevens, "id_column": None},
+    {"collate_fn": lambda samples: (*[without_sevens(samples)["y"]] * 2, 3), "id_column": None},
+    {"collate_fn": lambda samples: Graphs(*[without_sevens(samples)["y"]] * 2), "id_column": None},
+    {"batch_transform": lambda batch: {"nested": [batch_without_sevens(batch)], "none": None}, "id_column": None},
+    {"batch_transform": lambda batch: {name: value[:10] for name, value in batch.items()}, "id_column": None},
+    {"collate_fn": lambda samples: zipped_boxes(samples[:10]), "id_column": None},
+]
+
+
+@pytest.mark.parametrize("options", FEWER, ids=range(len(FEWER)))
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_a_function_that_drops_rows_is_an_error_in_every_engine(
+    engine: dict[str, Any], options: dict[str, Any]
+) -> None:
+    loader = feed(size=50, batch_size=12, shuffle=False, **options, **engine)
+    name = "batch_transform" if "batch_transform" in options else "collate_fn"
+    with pytest.raises(TransformError, match=f"{name} returned a batch that lacks rows") as caught:
+        list(loader)
+    assert "samples 0 to 11, rank 0, epoch 0, step 0" in str(caught.value)
+    assert "source.select(ids)" in str(caught.value)
+    by_ids = options in ({"collate_fn": ids_without_sevens}, {"batch_transform": batch_without_sevens})
+    assert ("no 0, 7 in column 'id'" if by_ids else "10 rows in every array") in str(caught.value)
+    assert loader.stats()["samples"] == 0
+
+
+PROVEN: list[dict[str, Any]] = [
+    {"collate_fn": rows_of, "id_column": None},
+    {"collate_fn": rows_of},
+    {"collate_fn": flattened_with_ids},
+    {"collate_fn": packed_in_pairs},
+    {"collate_fn": list, "id_column": None},
+    {"collate_fn": boxes, "id_column": None},
+    {"collate_fn": zipped_boxes, "id_column": None},
+    {"batch_transform": lambda batch: {**batch, "noise": torch.zeros(3)}},
+    {"batch_transform": lambda batch: (batch["y"], [batch["x"]], 5, "a"), "id_column": None},
+    {"batch_transform": dict, "ragged": "list", "id_column": None},
+    {"batch_transform": dict, "ragged": "nested", "columns": ["y", "tokens"], "id_column": None},
+    {"batch_transform": dict, "bytes_as": "view", "id_column": None, "batch_size": 3},
+    {"transform": lambda sample: {"y": sample["y"]}},
+]
+
+
+@pytest.mark.parametrize("options", PROVEN, ids=range(len(PROVEN)))
+@pytest.mark.parametrize("tail", ["even", "pad"])
+def test_batches_that_have_a_row_or_an_id_for_each_sample_are_proven(
+    options: dict[str, Any], tail: str, tmp_path: Path
+) -> None:
+    options = {"batch_size": 12, "tail": tail, **options}
+    if options.get("collate_fn") in (list, boxes, zipped_boxes):  # batches that cannot have a mask
+        options["tail"] = "even"
+    loader = feed(size=50, audit=True, **options)
+    batches = list(loader)
+    assert loader.stats()["unproven_samples"] == 0
+    assert loader.unproven_samples == {}
+    assert loader.audit_report is not None
+    assert loader.audit_report.sound
+    if loader.id_column is not None and options.get("collate_fn") is not packed_in_pairs:
+        once = Counter(sample_id for batch in batches for sample_id in batch["id"].tolist())
+        assert once.keys() == Counter(range(50)).keys()
+        assert tail == "pad" or once == Counter(range(50))
+    list(feed(size=50, audit=tmp_path, **options))
+    assert rf.verify_run(tmp_path).sound
+
+
+UNPROVEN: list[tuple[str, dict[str, Any]]] = [
+    ("collate_fn", {"collate_fn": flattened, "id_column": None}),
+    ("collate_fn", {"collate_fn": flattened}),  # the loader adds the ids, which show nothing
+    ("collate_fn", {"collate_fn": two_views}),
+    ("collate_fn", {"collate_fn": doubled, "id_column": None}),
+    ("collate_fn", {"collate_fn": flattened, "batch_transform": dict}),
+    ("collate_fn", {"collate_fn": lambda samples: {"graphs": object()}, "id_column": None}),
+    ("collate_fn", {"collate_fn": lambda samples: {}, "id_column": None}),
+    ("collate_fn", {"collate_fn": lambda samples: boxes(samples[1:]), "id_column": None}),
+    ("collate_fn", {"collate_fn": lambda samples: (np.zeros(20), np.zeros(3)), "id_column": None}),
+    ("collate_fn", {"collate_fn": lambda samples: [torch.zeros(3, 4)] * 2 * len(samples), "id_column": None}),
+    ("batch_transform", {"batch_transform": batch_flattened}),
+    ("batch_transform", {"batch_transform": lambda batch: {**batch, "id": batch["id"].repeat(2)}}),
+    ("batch_transform", {"collate_fn": rows_of, "batch_transform": lambda batch: {"y": batch["y"].repeat(3)}}),
+]
+
+
+@pytest.mark.parametrize(("function", "options"), UNPROVEN, ids=range(len(UNPROVEN)))
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_batches_of_other_shapes_are_counted_as_not_proven(
+    function: str, options: dict[str, Any], engine: dict[str, Any], tmp_path: Path
+) -> None:
+    loader = feed(size=50, batch_size=12, audit=True, **options, **engine)
+    with pytest.warns(UserWarning, match=rf"epoch 0: not proven.*50 samples of batches of {function}.*id_column="):
+        list(loader)
+    assert loader.stats()["unproven_samples"] == loader.stats()["samples"] == 50
+    assert loader.unproven_samples == {function: 50}
+    assert loader.audit_report is not None
+    assert loader.audit_report.sound is None
+    assert "not proven" in str(loader.audit_report)
+    list(feed(size=50, batch_size=12, audit=tmp_path, **options, **engine))
+    verdict = rf.verify_run(tmp_path)
+    assert verdict.sound is None
+    (finding,) = verdict.findings
+    assert (finding.code, finding.severity) == ("rows-not-proven", "unproven")
+    assert function in finding.what
+    assert "id_column=" in finding.remedy
+    (epoch,) = verdict.loaders[0].epochs
+    assert epoch.unproven_steps > 0
+    assert not epoch.complete
+    assert "exactly once" not in str(epoch)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"collate_fn": two_views},
+        {"collate_fn": two_views, "id_column": None},
+        {"batch_transform": batch_flattened, "id_column": None},
+    ],
+)
+def test_the_audit_of_a_loader_is_not_proven_and_says_why(options: dict[str, Any]) -> None:
+    report = rf.audit(feed(size=50, batch_size=12, **options), epochs=2)
+    assert report.sound is None
+    (finding,) = [each for each in report.findings if each.code == "rows-not-proven"]
+    assert next(iter(options)) in finding.what
+    assert "epoch 1, rank 0: 50 samples" in finding.evidence
+    loaded = rf.AuditReport.load(report.save(Path(tempfile.mkdtemp(), "audit.json")))
+    assert loaded.findings == report.findings
+
+
+def test_ids_of_the_users_own_are_what_an_audit_counts() -> None:
+    def graphs(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return flattened(samples) | {"number": torch.tensor([int(sample["y"]) // 10 for sample in samples])}
+
+    assert rf.audit(feed(size=50, collate_fn=graphs, id_column=None), key="number", universe=50).sound
+
+
+def test_reports_of_ranks_add_up_what_is_not_proven() -> None:
+    with pytest.warns(UserWarning, match="not proven"):
+        parts = [report(rank, 2, batch_size=12, collate_fn=flattened) for rank in range(2)]
+    together = EpochAudit.merge(parts)
+    together.check()
+    assert together.unproven == Counter(collate_fn=50)
+    assert together.sound is None
+
+
+@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_functions_over_a_stream_are_held_to_their_rows_too(engine: dict[str, Any], tail: Any) -> None:
+    def loader(collate_fn: Callable[[list[Any]], Any], id_column: str | None) -> rf.Loader:
+        rows = [{"y": 10 * i, "x": np.zeros((1 + i % 3, 2)), "name": "a"} for i in range(31)]
+        stream = rf.from_iterable(lambda: iter(rows))
+        return rf.Loader(stream, 12, tail=tail, id_column=id_column, collate_fn=collate_fn, **engine)
+
+    with pytest.raises(TransformError, match=r"(?s)lacks rows.*10 rows.*samples 0 to 11"):
+        list(loader(without_sevens, None))
+    plain = loader(flattened, None)
+    list(plain)
+    assert plain.unproven_samples == {"collate_fn": 24 if tail == "drop" else 31}
+    proven = loader(flattened_with_ids, "id")
+    ids = [sample_id for batch in proven for sample_id in batch["id"].tolist()]
+    assert proven.stats()["unproven_samples"] == 0
+    assert tail == "pad" or Counter(ids) == Counter(range(24 if tail == "drop" else 31))
+
+
+def test_samples_that_are_tuples_are_counted_by_rows() -> None:
+    def pairs(samples: list[Any]) -> Any:
+        return [torch.stack([sample[0] for sample in samples]), [sample[1] for sample in samples]]
+
+    kept = rf.Loader(rf.from_dataset(Tuples(30)), 12, collate_fn=pairs)
+    list(kept)
+    assert kept.stats()["unproven_samples"] == 0
+    with pytest.raises(TransformError, match=r"(?s)lacks rows.*11 rows in every array"):
+        list(rf.Loader(rf.from_dataset(Tuples(30)), 12, collate_fn=lambda samples: pairs(samples[1:])))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_batch_of_as_many_rows_as_fields_is_not_taken_for_a_list_of_rows(size: int) -> None:
+    def fields(samples: list[Any]) -> Any:
+        return tuple(torch.zeros(1 + len(samples) // 2, 5) for _ in samples)
+
+    loader = rf.Loader(rf.from_dataset(Tuples(12)), size, collate_fn=fields)
+    if size == 3:
+        loader = rf.Loader(rf.from_dataset(Tuples(12)), size, collate_fn=lambda samples: fields(samples)[:2])
+        with pytest.raises(TransformError, match="lacks rows"):
+            list(loader)
+        return
+    list(loader)
+    assert loader.stats()["unproven_samples"] == (0 if size == 2 else 12)
+
+
+def test_a_sample_that_has_the_name_of_the_id_column_is_an_error() -> None:
+    source = rf.from_dataset([{"id": i} for i in range(4)])
+    with pytest.raises(TransformError, match=r"(?s)a name that the loader needs.*'id'"):
+        list(rf.Loader(source, 2, id_column="id", collate_fn=lambda samples: {"x": torch.zeros(len(samples))}))
+
+
+def test_a_transform_that_returns_none_is_not_told_to_drop_rows_while_collating() -> None:
+    with pytest.raises(TransformError, match="the transform returned None") as caught:
+        list(feed(transform=lambda sample: None))
+    assert "collate_fn" not in str(caught.value)
+    assert "source.select(ids)" in str(caught.value)
+
+
+def test_padding_rows_are_among_the_rows_that_went_in() -> None:
+    loader = feed(size=10, batch_size=12, tail="pad", collate_fn=rows_of, audit=True)
+    (batch,) = loader
+    assert sorted(delivered([batch])) == list(range(10))
+    assert loader.audit_report is not None
+    assert loader.audit_report.sound
+
+    def unpadded(batch: dict[str, Any]) -> dict[str, Any]:
+        return {name: batch[name][batch["valid"]] for name in ("y", "id")}
+
+    once = feed(size=10, batch_size=12, tail="pad", batch_transform=unpadded)
+    with pytest.raises(TransformError, match="lacks rows"):
+        list(once)

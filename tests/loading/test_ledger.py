@@ -1,8 +1,10 @@
 """Each rank writes down each step before it hands it over, and nothing goes wrong in silence."""
 
 import copy
+import io
 import os
 import pickle
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -10,13 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 from tests.loading.feeds import ENGINES, NAMES, Memory
 
 import rankfeed as rf
 from rankfeed.diagnostics import verify_run
 from rankfeed.errors import ArgumentError, AuditError
 from rankfeed.loading import ledger
-from rankfeed.storage.ledger import PassHeader, StepRecord, decode_ledger
+from rankfeed.storage.ledger import (
+    DamagedBytes,
+    PassHeader,
+    StepRecord,
+    decode_ledger,
+    encode_header,
+    encode_step,
+)
 
 
 def said(folder: Path) -> list[Any]:
@@ -187,3 +197,18 @@ class Talkative(list[dict[str, int]]):
 def test_no_sample_is_named_in_a_ledger(tmp_path: Path) -> None:
     next(iter(rf.Loader(rf.from_dataset(Talkative([{"x": 1}] * 5)), audit=tmp_path)))
     assert said(tmp_path)[0].content.data == "TorchDatasetSource(5 samples)"
+
+
+def test_a_step_names_the_function_that_may_have_left_samples_out(tmp_path: Path) -> None:
+    """In its highest byte, which earlier versions left at 0; a value of a later version is damage."""
+    next(iter(rf.Loader(Memory(40), 4, audit=tmp_path, columns=["y"])))
+    header, seed = encode_header(0, said(tmp_path)[0].content)
+    proven, unproven = (encode_step(0, seed, 1, 8, 5, function) for function in ("", "batch_transform"))
+    number, _, step, *rest = struct.unpack("<IIQQQ", unproven)
+    assert struct.unpack("<IIQQQ", proven)[2] == 1
+    step |= 0xFF << 56
+    check = xxhash.xxh32_intdigest(struct.pack("<IQQQ", number, step, *rest), seed)
+    later = struct.pack("<IIQQQ", number, check, step, *rest)
+    records = list(decode_ledger(io.BytesIO(header + proven + unproven + later)))[1:]
+    assert [getattr(each, "unproven", None) for each in records] == ["", "batch_transform", None]
+    assert isinstance(records[-1], DamagedBytes)

@@ -109,7 +109,7 @@ def test_a_datasets_own_random_numbers_are_seeded_for_each_sample(engine: dict[s
     [
         {"transform": from_globals},
         {"batch_transform": batch_from_globals},
-        {"collate_fn": lambda samples: {"noise": torch.rand(2)}, "id_column": None},
+        {"collate_fn": lambda samples: {"noise": torch.rand(len(samples))}, "id_column": None},
         {"transform": keyed},
         {},
     ],

@@ -88,6 +88,12 @@ class Judged:
         return {"sound": self.sound, "verdict": str(self.verdict), "findings": findings}
 
 
+def rows_not_proven(function: str, evidence: str) -> Finding:
+    """The finding that batches of a user's function may lack samples."""
+    what = f"batches of {function} may lack samples: their arrays do not have one row for each sample"
+    return finding("rows-not-proven", "unproven", what, evidence)
+
+
 def verdict_of(findings: Iterable[Finding]) -> Verdict:
     """The verdict that follows from all findings."""
     severities = {finding.severity for finding in findings}
@@ -205,6 +211,10 @@ REMEDIES = {
     "starved": "use more workers or threads, more prefetching, less work for each sample, or a faster format",
     "too-many-workers": "use no more workers than CPUs of a rank, or request more (--cpus-per-task)",
     "not-counted": _IDS,
+    "rows-not-proven": (
+        "return a batch whose arrays have one row for each sample; or set id_column= of the Loader and return "
+        "that column with the ids of all samples"
+    ),
     "packed-sequences": f"nothing; to count samples exactly, {_IDS}",
     "no-ids": _IDS,
     "repeated-samples": "look at the places: the sampler, or the list of files, contains them more than once",

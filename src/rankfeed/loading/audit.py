@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +29,7 @@ class EpochAudit:
         end: the position after the last one.
         steps: of each rank included.
         delivered: the positions of the samples delivered.
+        unproven: samples of batches that may lack some of them, by the user's function that returned the batch.
     """
 
     ranks: tuple[int, ...]
@@ -38,6 +40,7 @@ class EpochAudit:
     end: int
     steps: tuple[int, ...]
     delivered: Coverage = field(default_factory=Coverage)
+    unproven: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of_rank(cls, schedule: Schedule, plan: str) -> EpochAudit:
@@ -45,8 +48,8 @@ class EpochAudit:
         ranks, steps = (schedule.rank,), (len(schedule),)
         return cls(ranks, schedule.world_size, plan, schedule.epoch, schedule.start, schedule.end, steps)
 
-    def add(self, schedule: Schedule, step: int, sample_ids: Int64) -> None:
-        """Count the batch of a step.
+    def add(self, schedule: Schedule, step: int, sample_ids: Int64, unproven: str = "") -> None:
+        """Count the batch of a step; ``unproven`` is the function that may have left samples out.
 
         Raises:
             AuditError: it has other samples than the schedule.
@@ -61,6 +64,8 @@ class EpochAudit:
             )
         first = schedule.first_position(step)
         self.delivered.add(first, first + len(sample_ids))
+        if unproven:
+            self.unproven[unproven] += len(sample_ids)
 
     @classmethod
     def merge(cls, reports: Sequence[EpochAudit]) -> EpochAudit:
@@ -94,7 +99,8 @@ class EpochAudit:
         delivered = Coverage(run for each in counted for run in each.delivered.runs)
         bounds = first.plan, first.epoch, first.start, first.end
         ranks = tuple(sorted(steps))
-        return cls(ranks, first.world_size, *bounds, tuple(steps[rank] for rank in ranks), delivered)
+        unproven = sum((report.unproven for report in counted), Counter())
+        return cls(ranks, first.world_size, *bounds, tuple(steps[rank] for rank in ranks), delivered, unproven)
 
     @property
     def complete(self) -> bool:
@@ -110,8 +116,20 @@ class EpochAudit:
         """How often a sample was delivered that had been delivered before."""
         return len(self.delivered) - (self.end - self.start) + self.missing
 
+    @property
+    def sound(self) -> bool | None:
+        """Whether `check` passes; None (not proven) if it does, but batches may lack samples."""
+        try:
+            self.check()
+        except AuditError:
+            return False
+        return None if self.unproven else True
+
     def check(self) -> None:
-        """Raise AuditError unless every sample was delivered once, in the same number of steps on every rank."""
+        """Raise AuditError unless every sample was delivered once, in the same number of steps on every rank.
+
+        Samples of ``unproven`` batches count as delivered.
+        """
         where = f"epoch {self.epoch}, positions {self.start} to {self.end}"
         planned = self.end - self.start
         if not self.complete:
@@ -141,11 +159,21 @@ class EpochAudit:
         return (
             f"epoch {self.epoch}: {len(self.delivered)} samples, ranks {list(self.ranks)} of {self.world_size}, "
             f"steps {list(self.steps)}, {self.missing} missing, {self.repeated} repeated"
+            + (f"; {not_proven(self.unproven)}" if self.unproven else "")
         )
 
     def _range(self) -> str:
         positions = f"positions {self.start} to {self.end}"
         return f"plan {self.plan}, epoch {self.epoch}, {positions}, {self.world_size} ranks"
+
+
+def not_proven(unproven: Mapping[str, int]) -> str:
+    """What is not proven about the batches of some functions, and the remedy."""
+    counts = " and ".join(f"{count:,} samples of batches of {name}" for name, count in unproven.items())
+    return (
+        f"not proven: whether {counts} arrived, since the arrays of these batches do not have one row for each "
+        "sample; set id_column= and return that column with the ids of all samples"
+    )
 
 
 def gather_audits(report: EpochAudit, *, launcher: str) -> EpochAudit | None:

@@ -4,6 +4,7 @@ A batch is a pure function of the plan, the source and the step, so any engine m
 necessary.
 """
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -36,10 +37,13 @@ from rankfeed.columns.layout import (
 from rankfeed.columns.pointers import PendingCopies, begin_copies
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, StreamError, TransformError, safe_str
 from rankfeed.loading.collate import (
+    LEAVE_OUT,
     BytesAs,
     Padding,
     RaggedAs,
+    batch_field,
     check_collated,
+    check_rows,
     collate,
     collate_samples,
     collate_steps,
@@ -79,6 +83,8 @@ class BatchResult(NamedTuple):
     seconds: StageSeconds
     padding: Padding = (0, 0)
     lookups: tuple[int, int] = (0, 0)  # rows whose chunk was already decoded, and all rows read from chunks
+    #: The user's function after which it is not known whether the batch has all of its samples; empty if it has.
+    unproven: str = ""
 
 
 class BatchSpec(NamedTuple):
@@ -228,7 +234,8 @@ class BatchBuilder:
             if seeded:
                 streams = RngStreams("batch", self.seed, spec.epoch)
                 seed_global_rngs(streams.word(spec.position))
-            batch, padding = self._collate(rows if self.collate_fn is None else _as_samples(rows), spec)
+            batch, padding = self._collate(rows if self.collate_fn is None else self._with_ids(rows, spec), spec)
+            unproven = "" if self.collate_fn is None else self._check_rows(batch, spec, "collate_fn")
             self._add_columns(batch, spec)
             collated = time.perf_counter()
             if self.batch_transform is not None:
@@ -238,6 +245,7 @@ class BatchBuilder:
                     batch = self.batch_transform(batch, *generator)
                 except (Exception, SystemExit) as error:
                     raise _user_error("the batch transform raised", error, spec.where) from error
+                unproven = unproven or self._check_rows(batch, spec, "batch_transform")
         delivered = spec.ids if spec.valid is None else spec.ids[spec.valid]
         found = LOOKUPS.so_far[0] - hits, LOOKUPS.so_far[1] - lookups
         source, collating = read - began, collated - transformed
@@ -245,7 +253,7 @@ class BatchBuilder:
             source, collating = source + collating, 0.0
         transforming = time.perf_counter() - collated + transformed - read
         seconds = StageSeconds(spec.read_seconds, source, transforming, collating)
-        return BatchResult(spec.step, batch, delivered, seconds, padding, found)
+        return BatchResult(spec.step, batch, delivered, seconds, padding, found, unproven)
 
     def fix_layout(self) -> None:
         """Infer the fields of all batches once: from what is declared, or from eight evenly spaced samples."""
@@ -419,7 +427,7 @@ class BatchBuilder:
                     "the transform returned None",
                     expected="the new sample",
                     where=f"{self.source.name_of(sample_id)}, {spec.where}",
-                    remedy="return the sample; to leave samples out, pass a collate_fn that does",
+                    remedy=f"return the sample; {LEAVE_OUT}",
                 )
             transformed.append(result)
         return transformed
@@ -466,8 +474,34 @@ class BatchBuilder:
                 raise  # of the source, whose rows are read here
             raise _user_error("the samples could not be collated", error, spec.where) from error
 
+    def _with_ids(self, rows: Columns | Sequence[Any], spec: BatchSpec) -> Sequence[Any]:
+        """The samples for a collate_fn; dicts with the id column, so that its batch can prove what it has."""
+        samples = _as_samples(rows)
+        if self.id_column is None:
+            return samples
+        given = []
+        for sample_id, sample in zip(spec.ids.tolist(), samples, strict=True):
+            if isinstance(sample, dict):
+                if self.id_column in sample:
+                    raise _name_taken(self.id_column, spec.where)
+                sample = copy.copy(sample)
+                sample[self.id_column] = sample_id
+            given.append(sample)
+        return given
+
+    def _has_ids(self, batch: Any) -> bool:
+        """Whether a collate_fn has returned the id column of its samples."""
+        assert self.id_column is not None
+        return self.collate_fn is not None and batch_field(batch, self.id_column) is not None
+
+    def _check_rows(self, batch: Any, spec: BatchSpec, function: str) -> str:
+        """The function, if it is not known whether its batch has all samples; empty if it has."""
+        return "" if check_rows(batch, spec.ids, self.id_column, function, spec.where) else function
+
     def _add_columns(self, batch: Any, spec: BatchSpec) -> None:
-        extra: dict[str, npt.NDArray[Any]] = {} if self.id_column is None else {self.id_column: spec.ids}
+        extra: dict[str, npt.NDArray[Any]] = {}
+        if self.id_column is not None and not self._has_ids(batch):
+            extra[self.id_column] = spec.ids
         if spec.valid is not None:
             extra["valid"] = spec.valid
         if not extra:
@@ -486,17 +520,21 @@ class BatchBuilder:
             )
         for name, values in extra.items():
             if name in batch:
-                raise TransformError(
-                    "a column of the batch has a name that the loader needs",
-                    found=repr(name),
-                    where=spec.where,
-                    remedy="rename the column, or choose another id_column",
-                )
+                raise _name_taken(name, spec.where)
             annotate(batch, name, torch.from_numpy(values.copy()))
 
 
 def _as_samples(rows: Columns | Sequence[Any]) -> Sequence[Any]:
     return rows.samples() if isinstance(rows, Columns) else rows
+
+
+def _name_taken(name: str, where: str) -> TransformError:
+    return TransformError(
+        "a column has a name that the loader needs",
+        found=repr(name),
+        where=where,
+        remedy="rename the column, or choose another id_column",
+    )
 
 
 def _user_error(summary: str, error: BaseException, where: str) -> TransformError:

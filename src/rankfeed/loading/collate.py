@@ -1,6 +1,11 @@
-"""Collates columns and samples into tensors; ``columns/columns.py`` gathers and pads the rows."""
+"""Collates columns and samples into tensors; ``columns/columns.py`` gathers and pads the rows.
 
-from collections.abc import Sequence
+Also counts the rows of a batch that a function of the user returned.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -12,12 +17,16 @@ from rankfeed._util.validate import check_choice, check_int
 from rankfeed.columns.buffers import retain_heap
 from rankfeed.columns.columns import Allocate, Bytes, Columns, Dense, Ragged
 from rankfeed.columns.layout import Layout, Leaf, Mismatch, Path, dotted_name, fit_values, map_leaves
-from rankfeed.errors import ArgumentError
+from rankfeed.errors import ArgumentError, TransformError, listed
 
 RaggedAs = Literal["pad", "nested", "list"]
 BytesAs = Literal["bytes", "view"]
 #: What a loader yields, unless samples are tuples or a ``collate_fn`` returns something else.
 Batch = dict[str, torch.Tensor | list[Any]]
+#: A tuple of at most this many entries may have one for each field, and not for each row.
+_MAX_FIELDS = 4
+#: How to leave samples out so that the counts are right.
+LEAVE_OUT = "leave samples out before the Loader (source.select(ids), or a filter in the stream)"
 #: Bytes of padding, and of the padded columns.
 Padding = tuple[int, int]
 
@@ -191,3 +200,90 @@ def _collate_ragged(column: Ragged, ragged: RaggedAs, allocate: Allocate, pad_to
     if ragged == "nested":
         return torch.nested.nested_tensor_from_jagged(elements, offsets=offsets)
     return list(elements.split(offsets.diff().tolist()))
+
+
+def check_rows(
+    batch: Any, sample_ids: npt.NDArray[np.int64], id_column: str | None, function: str, where: str
+) -> bool:
+    """Whether a batch of a user's function has every row that went in, as far as that can be told.
+
+    The ids prove it if the batch has them; otherwise the first dimension that all arrays have in common.
+
+    Raises:
+        TransformError: the batch lacks rows.
+    """
+    rows, ids = len(sample_ids), None if id_column is None else batch_field(batch, id_column)
+    if ids is not None:
+        returned = _integers(ids)
+        if returned is None or np.array_equal(np.sort(returned), np.sort(sample_ids)):
+            return returned is not None
+        missing = sorted(Counter(sample_ids.tolist()) - Counter(returned.tolist()))
+        if missing:
+            found = f"no {listed([*map(str, missing)], 8)} in column {id_column!r}"
+            raise _rows_missing(function, sample_ids, found, where)
+        return False
+    counts = _row_counts(batch, rows)
+    known = [count for count in counts if count is not None]
+    if known and len(known) == len(counts) and max(known) < rows:
+        raise _rows_missing(function, sample_ids, f"{max(known)} rows in every array", where)
+    return counts == {rows}
+
+
+def batch_field(batch: Any, name: str) -> Any:
+    """A column of a batch that is a mapping or an object; None if it has none of this name."""
+    return batch.get(name) if isinstance(batch, Mapping) else getattr(batch, name, None)
+
+
+def _rows_missing(function: str, sample_ids: npt.NDArray[np.int64], found: str, where: str) -> TransformError:
+    return TransformError(
+        f"the {function} returned a batch that lacks rows, which would be counted as delivered",
+        expected=f"{len(sample_ids)} rows, one for each sample",
+        found=found,
+        where=f"samples {sample_ids.min()} to {sample_ids.max()}, {where}",
+        remedy=f"return a row for each sample; {LEAVE_OUT}; where rows are packed on purpose, set id_column= and "
+        "return that column with the ids of all samples",
+    )
+
+
+def _integers(values: Any) -> npt.NDArray[Any] | None:
+    """All integers of an array, or of a list of them or of arrays; None for anything else."""
+    try:
+        parts = values if isinstance(values, list | tuple) and any(map(np.ndim, values)) else [values]
+        array = np.concatenate([np.ravel(torch.as_tensor(part).cpu().numpy()) for part in parts])
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+    return array if array.dtype.kind in "iu" else None
+
+
+def _row_counts(value: Any, rows: int, *, is_batch: bool = True) -> set[int | None]:
+    """The numbers of rows that a part of a batch may have, of which ``rows`` went in.
+
+    None stands for arrays that differ in their first dimension, and for objects; nothing has no rows.
+    """
+    if isinstance(value, Mapping):
+        return _common_counts(value.values(), rows)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _common_counts(value, rows)
+    if isinstance(value, list | tuple):
+        # Entries are fields, or there is one for each row.
+        counts, is_short = _common_counts(value, rows), len(value) <= _MAX_FIELDS
+        if rows in counts:
+            return {rows}
+        if len(value) == rows and not is_short:
+            return {rows}
+        if None in counts and not is_batch and (isinstance(value, list) or not is_short):
+            return {len(value)}
+        return {len(value), *counts}
+    if isinstance(value, torch.Tensor):
+        return {value.size(0)} if value.dim() else set()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _common_counts((getattr(value, field.name) for field in dataclasses.fields(value)), rows)
+    if value is None or isinstance(value, str | bytes | int | float | complex):
+        return set()
+    shape = getattr(value, "shape", None)
+    return {None} if shape is None else {int(size) for size in shape[:1]}
+
+
+def _common_counts(values: Iterable[Any], rows: int) -> set[int | None]:
+    counts = [each for value in values if (each := _row_counts(value, rows, is_batch=False))]
+    return (set.intersection(*counts) or {None}) if counts else set()

@@ -60,9 +60,12 @@ class EpochLedger:
         header, self._seed = format.encode_header(self._number, content)
         self._file.write(header)
 
-    def record(self, step: int, position: int) -> None:
-        """Record that the batch of a step is delivered now; ``position`` is the one after it."""
-        self._file.write(format.encode_step(self._number, self._seed, step, position, time.time_ns()))
+    def record(self, step: int, position: int, unproven: str = "") -> None:
+        """Record that the batch of a step is delivered now; ``position`` is the one after it.
+
+        ``unproven`` is the user's function that returned a batch which may lack some of its samples.
+        """
+        self._file.write(format.encode_step(self._number, self._seed, step, position, time.time_ns(), unproven))
 
 
 class LedgerFile:

@@ -98,6 +98,9 @@ class Loader(DataLoaderCompat):
             (seed, epoch, sample id); returns the new sample.
         batch_transform: called with each batch, or with the batch and a Generator.
         collate_fn: called with a list of samples; returns the batch, instead of the loader's own collation.
+            Samples that are dicts have the ``id_column``. A batch of ``collate_fn`` or ``batch_transform`` must
+            have a row for each sample. That is proven by the id column, if the batch has it, or by the first
+            dimension that all its arrays have in common; of other batches the counts are "not proven".
         ragged: "pad" (with ``<name>_lengths``), "nested" (jagged nested tensors) or "list".
         pad_to: under "pad", rows are padded to a multiple of this number: few shapes, for ``torch.compile``.
         bytes_as: "bytes" (a list of byte strings, each of which is a copy) or "view" (a list of uint8 arrays over
@@ -117,7 +120,8 @@ class Loader(DataLoaderCompat):
         topology: rank and world size; detected at the first ``len`` or ``iter`` if left out.
         on_error: only "raise".
         id_column: name of a column to add, with the sample ids (int64); of a stream, with the position of each
-            sample (where each rank has its own: position * world_size + rank).
+            sample (where each rank has its own: position * world_size + rank). A ``collate_fn`` may return the
+            column itself, in any order.
         audit: True: count the delivered samples, and compare them with the plan at the end of each epoch. A
             directory: each rank records its steps there in a ledger (a file) for ``rankfeed verify``.
 
@@ -128,6 +132,7 @@ class Loader(DataLoaderCompat):
         StreamError: while iterating: the stream of some rank failed (raised on all ranks), is empty or exhausted;
             the ranks read different streams or begin at different positions; a rank ended.
         TopologyError: ranks have their own streams, and ``torch.distributed`` is not initialised.
+        TransformError: while iterating: a function of the user raised, or returned a batch that lacks rows.
 
     Examples:
         >>> import rankfeed as rf
@@ -341,8 +346,17 @@ class Loader(DataLoaderCompat):
         self.progress.go_to(self._feed.load_state(state))
 
     def stats(self) -> dict[str, int | float]:
-        """Epoch, steps, samples, rates, time waited for data, cache hits, padding, private memory of this rank."""
+        """Epoch, steps, samples, rates, time waited for data, cache hits, padding, private memory of this rank.
+
+        ``unproven_samples`` counts samples that went into batches of which it is not known whether they have all
+        of their samples (see ``collate_fn``).
+        """
         return self._stats.as_dict()
+
+    @property
+    def unproven_samples(self) -> dict[str, int]:
+        """The ``unproven_samples`` of `stats` by the function that returned their batches."""
+        return self._stats.unproven
 
     def __getstate__(self) -> dict[str, Any]:
         progress, feed = copy.copy(self.progress), copy.copy(self._feed)

@@ -139,7 +139,7 @@ class MapFeed:
 
             ledger = EpochLedger(self._ledger, schedule, plan, self.source, topology, owner=self)
         if self._audit:
-            from rankfeed.loading.audit import EpochAudit, gather_audits
+            from rankfeed.loading.audit import EpochAudit, gather_audits, not_proven
 
             audit = EpochAudit.of_rank(schedule, plan.fingerprint)
         self._builder.fix_layout()  # before the first batch, in the process that iterates
@@ -152,9 +152,9 @@ class MapFeed:
                 self.source.check_unchanged()
             cursor = begun.after(schedule, result.step + 1)
             if ledger is not None:
-                ledger.record(result.step, cursor.position)
+                ledger.record(result.step, cursor.position, result.unproven)
             if audit is not None:
-                audit.add(schedule, result.step, result.sample_ids)
+                audit.add(schedule, result.step, result.sample_ids, result.unproven)
             yield result, cursor
         if audit is not None:
             self.audit_report = audit
@@ -162,3 +162,5 @@ class MapFeed:
             if all_ranks is not None:
                 self.audit_report = all_ranks
                 all_ranks.check()
+            if audit.unproven:
+                warnings.warn(f"the audit of epoch {audit.epoch}: {not_proven(audit.unproven)}", stacklevel=2)

@@ -3,8 +3,8 @@
 A ledger consists of slots of 32 bytes. Each pass over an epoch begins with a header: a slot with a magic number,
 the number of the pass in this file, the length and checksum of the JSON that follows. Each step is one slot:
 number of the pass, checksum, step, position after it, time. The order is a pure function of the header, so that no
-sample is listed. Checksums of steps are seeded with that of their header, so that a step is never assigned to
-another pass.
+sample is listed. The highest byte of the step is 0, or says which function returned a batch that may lack samples.
+Checksums of steps are seeded with that of their header, so that a step is never assigned to another pass.
 """
 
 from collections.abc import Iterator
@@ -27,6 +27,8 @@ _MAGIC = b"\xff\xff\xff\xffRFLG"
 _HEAD = Struct("<8sIIQQ")  # magic, number, bytes of JSON, checksum of all else, version
 _STEP = Struct("<IIQQQ")  # number, checksum, step, position after it, nanoseconds since 1970
 _SUMMED = Struct("<IQQQ")
+#: The highest byte of a step, and the functions that its values mean.
+_FUNCTION_SHIFT, _FUNCTIONS = 56, ("", "collate_fn", "batch_transform")
 #: Limits of the JSON's length, and of the passes in a file.
 _MAX_JSON, _MAX_PASSES = 1 << 16, 0xFFFFFFFE
 
@@ -76,6 +78,7 @@ class StepRecord:
     step: int
     position: int
     time_ns: int
+    unproven: str = ""  # the user's function whose batch may lack some of its samples
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,9 @@ def encode_header(number: int, content: PassInfo) -> tuple[bytes, int]:
     return _HEAD.pack(_MAGIC, number, len(payload), check, VERSION) + payload, check & 0xFFFFFFFF
 
 
-def encode_step(number: int, seed: int, step: int, position: int, time_ns: int) -> bytes:
+def encode_step(number: int, seed: int, step: int, position: int, time_ns: int, unproven: str = "") -> bytes:
     """The bytes of a step."""
+    step |= _FUNCTIONS.index(unproven) << _FUNCTION_SHIFT
     summed = _SUMMED.pack(number, step, position, time_ns)
     return _STEP.pack(number, xxhash.xxh32_intdigest(summed, seed), step, position, time_ns)
 
@@ -115,8 +119,10 @@ def decode_ledger(file: BinaryIO) -> Iterator[PassHeader | StepRecord | DamagedB
             size = SLOT
             number, check, place, position, time_ns = _STEP.unpack(slot)
             seed = seeds.get(number)
-            if seed is not None and check == xxhash.xxh32_intdigest(slot[:4] + slot[8:], seed):
-                found = StepRecord(number, offset, place, position, time_ns)
+            function, place = place >> _FUNCTION_SHIFT, place & ((1 << _FUNCTION_SHIFT) - 1)
+            is_valid = seed is not None and check == xxhash.xxh32_intdigest(slot[:4] + slot[8:], seed)
+            if is_valid and function < len(_FUNCTIONS):
+                found = StepRecord(number, offset, place, position, time_ns, _FUNCTIONS[function])
         else:
             size, found = len(slot), DamagedBytes(offset, len(slot), torn=True)
         if found is None:

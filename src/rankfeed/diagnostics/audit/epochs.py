@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -67,6 +67,7 @@ class RankEpoch:
         repeated: in each interval of `EpochReport.interval` steps, deliveries of samples that had been delivered
             before, on this or another rank. It has no trailing zeros.
         repeated_at_end: how many of them are in the last step.
+        unproven: samples of batches that may lack some of them, by the user's function that returned the batch.
     """
 
     rank: Count
@@ -78,6 +79,7 @@ class RankEpoch:
     streams: tuple[tuple[int, str, str], ...] = ()
     repeated: tuple[Count, ...] = ()
     repeated_at_end: Count = 0
+    unproven: Mapping[str, Count] = field(default_factory=dict)
 
     @property
     def largest_batch(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,7 @@ class AuditReader:
         # Workers that persist would tag batches after the audit, too.
         tags = attribute(self.loader, "num_workers") and not attribute(self.loader, "persistent_workers")
         restore = record(self.loader, indices=False) if tags else None
+        before = Counter({} if own is None else own.unproven_samples)
         try:
             batches = iter(self.loader)
             for batch in islice(batches, max_steps):
@@ -115,7 +116,11 @@ class AuditReader:
         plan = getattr(own, "plan", None)  # a stream has none, and an order of its own
         in_order = own is not None and (plan is None or plan.describe().get("shuffle") == "none")
         self.steps.append(StepLog.of(log.sizes, log.workers))
-        summary.epochs.append(log.figures(summary.rank, in_order))
+        epoch = log.figures(summary.rank, in_order)
+        # Ids of the user's own in a batch show what it has.
+        if own is not None and (summary.keys != "ids" or self.key == own.id_column):
+            epoch = replace(epoch, unproven=dict(Counter(own.unproven_samples) - before))
+        summary.epochs.append(epoch)
         if own is not None and own.topology.launcher == "mesh":
             summary.share = own.topology.rank
 

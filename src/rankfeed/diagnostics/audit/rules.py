@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rankfeed.diagnostics.audit.epochs import WHOLE_RANK, EpochReport, LoaderTraits
-from rankfeed.diagnostics.findings import Finding, Severity, finding
+from rankfeed.diagnostics.findings import Finding, Severity, finding, rows_not_proven
 from rankfeed.errors import listed
 
 #: What samples are identified by; "none": rows cannot be told apart or hashed.
@@ -44,6 +44,9 @@ def findings_of(epochs: Sequence[EpochReport], facts: AuditFacts) -> Iterator[Fi
         yield finding("yields-nothing", "error", "an epoch has no batches", *empty)
     for epoch in epochs:
         yield from _steps(epoch)
+        for rank in epoch.ranks:
+            for function, samples in rank.unproven.items():
+                yield rows_not_proven(function, f"epoch {epoch.epoch}, rank {rank.rank}: {samples:,} samples")
     if facts.keys == "none":
         yield finding("not-counted", "unproven", "samples cannot be told apart, so they are not counted")
     else:

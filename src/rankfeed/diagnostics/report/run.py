@@ -28,6 +28,8 @@ def run_page(verdict: RunVerdict, title: str = "") -> Page:
         "missing": missing,
         "delivered again after a resume": again,
     }
+    if unproven := sum(epoch.unproven_steps for each in loaders for epoch in each.epochs):
+        facts["batches that may lack samples"] = unproven
     summary = {
         Verdict.SOUND: "No sample is missing up to where the job is.",
         Verdict.DISEASED: f"{missing:,} samples are missing." if missing else "Deliveries disagree.",
@@ -81,7 +83,10 @@ def _parity(launch: int) -> str:
 def _epochs(loader: LoaderRun) -> Figure:
     epochs = loader.epochs[:_EPOCHS]
     series = {
-        "delivered once": [each.delivered for each in epochs],
+        "delivered once": [0 if each.unproven_steps else each.delivered for each in epochs],
+        "went into batches that may lack samples": [
+            each.delivered if each.unproven_steps else 0 for each in epochs
+        ],
         "again after a resume": [each.again for each in epochs],
         "missing": [each.missing for each in epochs],
         "not reached or left out": [each.dropped + each.left_early + each.under_way for each in epochs],

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.diagnostics.findings import Finding
+from rankfeed.diagnostics.findings import Finding, rows_not_proven, verdict_of
 from rankfeed.diagnostics.report.charts import lines
 from rankfeed.diagnostics.report.page import Figure, Page, Section
 from rankfeed.errors import CorruptError, SourceError
@@ -38,6 +38,7 @@ class StatsSnapshot(msgspec.Struct, frozen=True):
     padded_bytes: Count = 0
     cache_hits: Count = 0
     cache_lookups: Count = 0
+    unproven_samples: Count = 0
     private_bytes: Count | None = None
 
 
@@ -89,6 +90,10 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
         "steps of a rank": int(ends[:, 0].max()),
         "samples a second, all ranks": round((ends[:, 1] / np.maximum(ends[:, 2], _INSTANT)).sum()),
     }
+    findings: list[Finding] = []
+    if unproven := int(total["unproven_samples"]):
+        facts["samples in batches that may lack some"] = unproven
+        findings.append(rows_not_proven("a collate_fn or batch_transform", f"{unproven:,} samples"))
     figures = []
     for figure, caption, unit, part, whole in _RATIOS:
         if total[whole] or whole == "seconds":
@@ -102,10 +107,11 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
         caption = "Memory that belongs to a rank's process alone. A lasting slope is a leak."
         figures.append(_lines("Private memory", caption, "MiB", memory))
     limits = ": loading limits this job." if waited > _WAITED else ", so loading does not limit this job."
-    findings = [_waits(tables, waited)] if waited > _WAITED else []
+    verdict = verdict_of(findings) if findings else None  # rates prove nothing
+    findings += [_waits(tables, waited)] if waited > _WAITED else []
     return Page(
         title=title or "Rates of a run",
-        verdict=None,
+        verdict=verdict,
         summary=f"Training waited for data for {waited:.0%} of the time{limits}",
         facts=facts,
         findings=findings,

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +24,8 @@ class LedgerPass:
     content: PassInfo
     steps: int = 0
     last_ns: int = 0
+    #: Steps whose batches may lack samples, by the user's function that returned them.
+    unproven: Counter[str] = field(default_factory=Counter)
 
     @cached_property
     def stream(self) -> str:
@@ -151,6 +154,8 @@ def _add_step(each: StepRecord, one: LedgerPass, ledger: ParsedLedger) -> None:
     if each.step > one.steps:
         ledger.damage(each.offset, f"steps {one.steps} to {each.step - 1} cannot be read")
     one.steps, one.last_ns = each.step + 1, each.time_ns
+    if each.unproven:
+        one.unproven[each.unproven] += 1
 
 
 @dataclass

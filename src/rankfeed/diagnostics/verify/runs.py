@@ -1,14 +1,15 @@
 """What a job delivered, by the ledgers of its ranks: finished or killed, over all its launches."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from rankfeed._util.validate import check_callable, check_int, check_path
-from rankfeed.diagnostics.findings import Finding, Judged, Severity, merged
+from rankfeed.diagnostics.findings import Finding, Judged, Severity, merged, rows_not_proven
 from rankfeed.diagnostics.verify.ledgers import Launch, LedgerPass, launches_of, read_folder
 from rankfeed.diagnostics.verify.positions import (
     DeliveryTimeline,
@@ -43,6 +44,7 @@ class EpochRun:
         under_way: not delivered because the job ended before.
         gaps: the first missing ranges.
         passes: that it consists of, with launch, positions, ranks, batch size and steps.
+        unproven_steps: steps, over all ranks and passes, of which the batch may lack samples.
     """
 
     epoch: int
@@ -56,11 +58,12 @@ class EpochRun:
     under_way: int
     gaps: list[MissingRange]
     passes: list[dict[str, Any]]
+    unproven_steps: int = 0
 
     @property
     def complete(self) -> bool:
         """Whether each sample of the epoch was delivered exactly once, or dropped as declared."""
-        return self.delivered + self.dropped == self.samples
+        return self.delivered + self.dropped == self.samples and not self.unproven_steps
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -74,10 +77,12 @@ class EpochRun:
             "not reached": self.under_way,
             "delivered again after a resume": self.again,
             "delivered by some ranks alone at the end": self.ahead,
+            "batches that may lack samples": self.unproven_steps,
         }
         others = [f"{count:,} {what}" for what, count in counts.items() if count]
         first = "each" if self.delivered == self.samples else f"{self.delivered:,}"
-        return ", ".join([f"epoch {self.epoch}: {first} of {self.samples:,} samples exactly once", *others])
+        once = "went into batches" if self.unproven_steps else "exactly once"
+        return ", ".join([f"epoch {self.epoch}: {first} of {self.samples:,} samples {once}", *others])
 
 
 @dataclass
@@ -155,8 +160,9 @@ def verify_run(
     """Report what a job delivered, from the ledgers that ``rf.Loader(..., audit=folder)`` wrote on each rank.
 
     The verdict is "sound" if each sample was delivered exactly once up to where the job is, "diseased" if samples
-    are missing although the job continued after them, and "not proven" if a ledger is absent or damaged, or two
-    jobs wrote at the same time. Memory does not grow with the number of samples or steps.
+    are missing although the job continued after them, and "not proven" if a ledger is absent or damaged, two jobs
+    wrote at the same time, or batches of a ``collate_fn`` or ``batch_transform`` may lack samples. Memory does not
+    grow with the number of samples or steps.
 
     Args:
         folder: of the ledgers; those of several launches of one job are in it together.
@@ -219,7 +225,14 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
         gaps.setdefault(gap.epoch, []).append(gap)
         findings.append(_missing(gap, first, launches, uncertain))
     described = [launch.as_dict() for launch in launches]
-    epochs = [*_epochs(line, gaps, limit)]
+    unproven: dict[int, Counter[str]] = {}
+    for one in passes:
+        unproven.setdefault(one.content.epoch, Counter()).update(one.unproven)
+    for epoch, steps in unproven.items():
+        for function, count in steps.items():
+            findings.append(rows_not_proven(function, f"{content.data}, epoch {epoch}: {count:,} batches"))
+    totals = {epoch: steps.total() for epoch, steps in unproven.items()}
+    epochs = [replace(run, unproven_steps=totals.get(run.epoch, 0)) for run in _epochs(line, gaps, limit)]
     return LoaderRun(content.data, dict(content.plan), content.source, described, epochs), findings
 
 

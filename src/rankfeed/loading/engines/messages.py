@@ -92,7 +92,8 @@ def _plain(results: Any, allocate: Allocate) -> tuple[bytes, list[memoryview]] |
         entries = _entries(result, allocate, buffers) if isinstance(result, BatchResult) else None
         if entries is None:
             return None
-        content.append(((result.step, tuple(result.seconds), result.padding, result.lookups), entries))
+        facts = result.step, tuple(result.seconds), result.padding, result.lookups, result.unproven
+        content.append((facts, entries))
     try:
         return _MARSHAL + marshal.dumps(content), buffers
     except ValueError:  # more than 2 GiB
@@ -167,5 +168,5 @@ def _batch_of(facts: Any, entries: Any, left: Iterator[memoryview]) -> BatchResu
             array = [array[first : first + length] for first, length in rows]
             array = [*map(bytes, array)] if kind == "bytes" else array
         batch[name] = array
-    step, seconds, padding, lookups = facts
-    return BatchResult(step, batch, batch.pop(""), StageSeconds(*seconds), padding, lookups)
+    step, seconds, padding, lookups, unproven = facts
+    return BatchResult(step, batch, batch.pop(""), StageSeconds(*seconds), padding, lookups, unproven)
