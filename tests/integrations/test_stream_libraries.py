@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rankfeed as rf
-from rankfeed.errors import ArgumentError
+from rankfeed.errors import ArgumentError, StateError
 
 
 def numbers(row: Any) -> Any:
@@ -153,3 +153,96 @@ def test_a_trainer_of_transformers_says_that_it_takes_no_stream(fed: Any, tmp_pa
         Trainer(**given, train_dataset=fed)
     with pytest.raises(ArgumentError, match="cannot train on a stream"):
         Trainer(**given, eval_dataset={"held": fed}).evaluate()
+
+
+def shuffled(datasets: Any, first: int = 0, seed: int | None = 1) -> Any:
+    data = datasets.IterableDataset.from_generator(rows, gen_kwargs={"shards": [first, first + 1]})
+    return data.shuffle(seed=seed, buffer_size=8)
+
+
+class Wrapper:
+    """A stream of the user's own that passes on the state of a dataset."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.parts = [dataset]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.parts[0])
+
+    def state_dict(self) -> Any:
+        return self.parts[0].state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.parts[0].load_state_dict(state)
+
+
+SHUFFLED: dict[str, Callable[[Any], Any]] = {
+    "shuffle": shuffled,
+    "map": lambda datasets: shuffled(datasets).map(lambda row: {"x": row["x"]}),
+    "filter and take": lambda datasets: shuffled(datasets).filter(lambda row: row["x"] % 5 > 0).take(14),
+    "batch": lambda datasets: shuffled(datasets).batch(2),
+    "arrow": lambda datasets: (
+        datasets.Dataset.from_dict({"x": list(range(20))}).to_iterable_dataset(2).shuffle(seed=3, buffer_size=4)
+    ),
+    "interleave": lambda datasets: datasets.interleave_datasets(
+        [shuffled(datasets), shuffled(datasets, 2)],
+        probabilities=[0.4, 0.6],
+        seed=2,
+        stopping_strategy="all_exhausted",
+    ),
+    "concatenate": lambda datasets: datasets.concatenate_datasets([shuffled(datasets), shuffled(datasets, 2)]),
+    "inside an object": lambda datasets: Wrapper(shuffled(datasets)),
+}
+
+
+@pytest.mark.parametrize("name", SHUFFLED)
+@pytest.mark.parametrize("epoch", [0, 2])
+@pytest.mark.parametrize("as_object", [True, False], ids=["object", "function"])
+def test_a_shuffle_buffer_of_hugging_face_loses_and_repeats_nothing(
+    name: str, epoch: int, as_object: bool
+) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def loader() -> rf.Loader:
+        made = SHUFFLED[name](datasets) if as_object else lambda: SHUFFLED[name](datasets)
+        feed = rf.Loader(rf.from_iterable(made), 3)
+        feed.set_epoch(epoch)
+        return feed
+
+    def values(batches: Iterator[Any]) -> list[int]:
+        return [number for batch in batches for number in numbers(batch).ravel().tolist()]
+
+    whole = values(iter(loader()))
+    for steps in (1, 3):
+        first, second = loader(), loader()
+        seen = values(itertools.islice(iter(first), steps))
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert seen + values(iter(second)) == whole
+    assert name == "shuffle" or len(whole) > 12
+
+
+def test_a_state_that_an_earlier_version_saved_of_a_shuffle_buffer_is_resumed_by_counting() -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = shuffled(datasets)
+    whole = [row["x"] for row in dataset]
+    list(itertools.islice(iter(dataset), 6))
+    loader = rf.Loader(rf.from_iterable(lambda: shuffled(datasets)), 3)
+    loader.load_state_dict(
+        {**loader.state_dict(), "position": 6, "steps": 2, "at": 6, "own": dataset.state_dict()}
+    )
+    assert [number for batch in loader for number in batch["x"].tolist()] == whole[6:]
+
+
+def test_a_shuffle_buffer_without_a_seed_resumes_in_its_own_process_only() -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = shuffled(datasets, seed=None)
+    first, again, other = (
+        rf.Loader(rf.from_iterable(each), 3) for each in (dataset, dataset, shuffled(datasets, 0, None))
+    )
+    seen = [number for batch in itertools.islice(iter(first), 2) for number in batch["x"].tolist()]
+    state = first.state_dict()
+    again.load_state_dict(state)
+    assert Counter(seen + [number for batch in again for number in batch["x"].tolist()]) == Counter(range(20))
+    other.load_state_dict(state)
+    with pytest.raises(StateError, match=r"(?s)shuffled in another order.*seed of the job that saved"):
+        next(iter(other))

@@ -13,11 +13,14 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn, TypeVar
+
+import numpy as np
 
 from rankfeed.errors import ArgumentError, StateError
 from rankfeed.plan import Cursor
+from rankfeed.storage.checksum import digest_of
 from rankfeed.topology import Topology
 
 _T = TypeVar("_T")
@@ -267,6 +270,59 @@ class SamplerIterator(Iterator[_T]):
                 remedy="resume with the number of ranks and the batch size of the job that saved; to change them,"
                 " save with StatefulDataLoader(snapshot_every_n_steps=1), or at a multiple of its value",
             )
+
+
+# datasets 5.2 (Hugging Face): the state of an IterableDataset leaves out the rows in its shuffle buffers, so a job
+# that resumes from it loses them and repeats others (huggingface/datasets#7901).
+
+_BUFFER = "BufferShuffledExamplesIterable"
+#: Objects that are searched for a shuffle buffer, and entries of a list that are.
+_MAX_OBJECTS, _MAX_ENTRIES = 4096, 1024
+
+
+@dataclass(frozen=True)
+class ShuffleOrder:
+    """Stands in for the state of a stream with a shuffle buffer, which is read again and skipped instead."""
+
+    digest: str  # of the random generators, as they were before the first sample
+
+    def state_dict(self) -> dict[str, str]:
+        return {"shuffle_order": self.digest}
+
+    def check_saved(self, state: Any, where: str) -> None:
+        """Raise StateError if a state of this stream was saved in another order."""
+        saved = state.get("shuffle_order") if isinstance(state, Mapping) else None
+        if saved not in (None, self.digest):
+            raise StateError(
+                "the stream is shuffled in another order than the one of the checkpoint, so that skipping as many "
+                "samples would lose some and repeat others",
+                expected=f"random generators {saved}",
+                found=self.digest,
+                where=where,
+                remedy="give the dataset's shuffle() and interleave_datasets() the seed of the job that saved",
+            )
+
+
+def shuffle_order(stream: object) -> ShuffleOrder | None:
+    """The order of a stream that has a shuffle buffer of Hugging Face, also inside other objects; else None."""
+    if "datasets.iterable_dataset" not in sys.modules:
+        return None
+    parts, seen, facts, has_buffer = [stream], {id(stream)}, list[bytes](), False
+    for part in parts:  # which grows
+        values = list(part) if isinstance(part, list | tuple) else list(getattr(part, "__dict__", {}).values())
+        if type(part).__module__ == "datasets.iterable_dataset":
+            is_buffer = type(part).__name__ == _BUFFER
+            has_buffer = has_buffer or is_buffer
+            generators = [value for value in values if isinstance(value, np.random.Generator)]
+            facts += [repr(each.bit_generator.state).encode() for each in generators]
+            facts += [str(getattr(part, "buffer_size", None)).encode()] if is_buffer else []
+        for value in values:
+            is_list = isinstance(value, list | tuple) and len(value) <= _MAX_ENTRIES
+            is_part = is_list or (hasattr(value, "__dict__") and not isinstance(value, type | ModuleType))
+            if is_part and id(value) not in seen and len(parts) < _MAX_OBJECTS:
+                seen.add(id(value))
+                parts.append(value)
+    return ShuffleOrder(digest_of(*facts)) if has_buffer else None
 
 
 def _callers() -> Iterator[FrameType]:

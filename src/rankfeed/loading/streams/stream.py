@@ -17,6 +17,7 @@ import msgspec
 
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, StateError, StreamError, describe_error, safe_str
+from rankfeed.loading._compat import ShuffleOrder, shuffle_order
 from rankfeed.sources.source import Declared
 
 _log = logging.getLogger("rankfeed")
@@ -72,19 +73,23 @@ class Stream:
         where = f"epoch {epoch}, rank {shard[0]}"
         # The state of a stream of one rank is not kept: a checkpoint is the same on all ranks.
         keeps_state = not self.sharded and "start" not in self._parameters
+        own = None if snapshot is None else msgspec.json.decode(snapshot.content)
+        order: ShuffleOrder | None = None
         step = "the factory of the stream"
         try:
             iterable: Any = self._factory(**{name: arguments[name] for name in self._parameters})
             if "epoch" not in self._parameters and hasattr(iterable, "set_epoch"):
                 iterable.set_epoch(epoch)
-            resumes = keeps_state and snapshot is not None and _is_stateful(iterable)
-            if resumes and snapshot is not None:
+            order = shuffle_order(iterable) if keeps_state else None
+            loads = keeps_state and own is not None and order is None
+            resumes = loads and _is_stateful(iterable)
+            if resumes:
                 step = "load_state_dict() of the stream"
-                iterable.load_state_dict(msgspec.json.decode(snapshot.content))
+                iterable.load_state_dict(own)
             iterator = iter(iterable)
-            if keeps_state and snapshot is not None and not resumes and _is_stateful(iterator):
+            if loads and not resumes and _is_stateful(iterator):
                 step, resumes = "load_state_dict() of the stream", True
-                iterator.load_state_dict(msgspec.json.decode(snapshot.content))
+                iterator.load_state_dict(own)
         except (Exception, SystemExit) as error:
             raise _stream_error(f"{step} raised", error, where) from error
         if iterator is iterable and not resumes:
@@ -98,7 +103,9 @@ class Stream:
             self._used = iterable
         if "start" in self._parameters:
             return StreamReader(iterator, None, start, where)
-        owner = iterable if _is_stateful(iterable) else iterator if _is_stateful(iterator) else None
+        if order is not None:
+            order.check_saved(own, where)
+        owner = order or (iterable if _is_stateful(iterable) else iterator if _is_stateful(iterator) else None)
         num_read = snapshot.num_read if resumes and snapshot is not None else 0
         reader = StreamReader(iterator, owner if keeps_state else None, num_read, where)
         reader.skip(start - num_read)
