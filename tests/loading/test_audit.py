@@ -126,10 +126,12 @@ def test_a_resumed_epoch_is_checked_from_where_it_was_taken_up(new: int) -> None
     assert (together.start, together.end, len(together.delivered)) == (24, 50, 26)
 
 
-def test_the_very_end_of_an_epoch_is_a_proof_of_nothing_and_no_error() -> None:
+def test_after_the_very_end_of_an_epoch_the_next_one_is_checked() -> None:
     donor = feed()
     take(iter(donor), len(donor))
-    report(0, 1, donor.state_dict()).check()
+    after = report(0, 1, donor.state_dict())
+    after.check()
+    assert (after.epoch, after.start, len(after.delivered)) == (1, 0, 50)
 
 
 def test_an_epoch_left_early_is_not_reported() -> None:

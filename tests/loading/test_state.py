@@ -6,6 +6,7 @@ import collections
 import json
 import types
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.loading.feeds import ENGINES, NAMES, Memory, assert_once, delivered, feed, same, steps_of, take
 
+from rankfeed.diagnostics import verify_run
 from rankfeed.errors import StateError
 from rankfeed.loading import Loader
 from rankfeed.loading.state import encode_state
@@ -28,7 +30,8 @@ def loaded(state: dict[str, Any], *arguments: Any, **options: Any) -> Loader:
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
 def test_a_state_after_every_step_resumes_with_the_very_next_batch(engine: dict[str, Any]) -> None:
-    expected = list(feed(1, 2, size=37))
+    plain = feed(1, 2, size=37)
+    expected, following = list(plain), list(plain)
     loader = feed(1, 2, size=37, **engine)
     states = [loader.state_dict()]
     for _ in loader:
@@ -36,7 +39,7 @@ def test_a_state_after_every_step_resumes_with_the_very_next_batch(engine: dict[
     assert states[-1] == loader.state_dict() or loader.epoch == 1
     for step, state in enumerate(states):
         assert state["steps"] == step
-        assert same(list(loaded(state, 1, 2, size=37)), expected[step:])
+        assert same(list(loaded(state, 1, 2, size=37)), expected[step:] or following)
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
@@ -71,7 +74,7 @@ def test_a_chain_of_resumes_on_changing_topologies_delivers_each_sample_once(dat
         assert len(set(states)) == 1
         assert len(states[0]) < 1024
         state = json.loads(states[0])
-        if state["epoch"]:
+        if state["epoch"] or state["position"] == size:
             break
     else:
         ids += [each for step in steps_of([loaded_window(state, size, shuffle)]) for each in delivered(step)]
@@ -112,9 +115,11 @@ def test_every_stopping_point_resumes_on_other_ranks_and_batch_sizes(old: int, n
         after = [feed(rank, new, size=size, batch_size=batch_size) for rank in range(new)]
         for loader in after:
             loader.load_state_dict(json.loads(state))
+        is_over = stop == total
+        ids = [] if is_over else ids
         ids += [each for step in steps_of(after) for each in delivered(step)]
         assert_once(ids, size)
-        assert {loader.epoch for loader in after} == {1}
+        assert {loader.epoch for loader in after} == {1 + is_over}
 
 
 def test_fewer_samples_left_than_ranks_is_one_step_with_stand_ins_masked() -> None:
@@ -126,17 +131,97 @@ def test_fewer_samples_left_than_ranks_is_one_step_with_stand_ins_masked() -> No
     assert sorted(delivered(step)) == sorted(delivered(list(loaded(state))))
 
 
-def test_a_state_of_the_very_end_begins_nothing_and_moves_on() -> None:
-    loader = feed()
-    for _ in loader:
-        state = loader.state_dict()
-    assert state["position"] == 50
-    resumed = loaded(state)
-    assert len(resumed) == len(feed())
-    assert list(resumed) == []
+def end_of_epoch(world_size: int = 1, **options: Any) -> dict[str, Any]:
+    """A state saved in the loop body after the last batch of epoch 0."""
+    for loader in (feed(rank, world_size, **options) for rank in range(world_size)):
+        for _ in loader:
+            state = loader.state_dict()
+    assert state["steps"] == len(feed(0, world_size, **options))
+    return state
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
+def test_after_the_end_of_an_epoch_the_next_one_is_delivered(engine: dict[str, Any], tail: str) -> None:
+    plain = feed(tail=tail)
+    epochs = [list(plain) for _ in range(3)]
+    state = end_of_epoch(tail=tail)
+    resumed = loaded(state, tail=tail, **engine)
+    assert (resumed.epoch, len(resumed)) == (1, len(epochs[1]))
+    assert resumed.state_dict() == state, "nothing was delivered since"
+    passes = []
+    for epoch in range(resumed.epoch, 3):
+        assert resumed.epoch == epoch
+        passes.append(list(resumed))
+    assert same(passes, epochs[1:])
+    assert resumed.epoch == 3
+
+
+@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
+@pytest.mark.parametrize("old", [1, 3])
+@pytest.mark.parametrize("new", [1, 2, 4])
+def test_the_end_of_an_epoch_is_one_on_any_number_of_ranks(tail: str, old: int, new: int) -> None:
+    state = end_of_epoch(old, size=31, tail=tail)
+    plain = [feed(rank, new, size=31, batch_size=5, tail=tail) for rank in range(new)]
+    for loader in plain:
+        loader.set_epoch(1)
+    expected = steps_of(plain)
+    resumed = [loaded(state, rank, new, size=31, batch_size=5, tail=tail) for rank in range(new)]
+    if 31 - state["position"] >= 5 * new:  # of what was dropped, these ranks have another step
+        assert {loader.epoch for loader in resumed} == {0}
+        return
+    assert {loader.epoch for loader in resumed} == {1}
+    assert {len(loader) for loader in resumed} == {len(expected)}
+    assert same(steps_of(resumed), expected)
+
+
+def test_a_loop_that_sets_each_epoch_gets_each_of_them_once() -> None:
+    plain = feed()
+    epochs = [list(plain) for _ in range(3)]
+    for first, is_asked in ((0, False), (0, True), (1, False), (1, True)):
+        resumed = loaded(end_of_epoch())
+        assert not is_asked or resumed.epoch == 1
+        passes = []
+        for epoch in range(first, 3):
+            resumed.set_epoch(epoch)
+            assert resumed.epoch == epoch
+            passes.append(list(resumed))
+        # The epoch that has ended is named: its end is kept, and nothing is left of it.
+        assert same(passes, [[], *epochs[1:]][first:])
+    other = loaded(end_of_epoch())
+    other.set_epoch(2)
+    assert same(list(other), epochs[2])
+
+
+def test_an_iteration_that_was_begun_before_its_epoch_was_set_follows() -> None:
+    resumed = loaded(end_of_epoch())
+    batches = iter(resumed)
+    resumed.set_epoch(0)
+    assert list(batches) == []
     assert resumed.epoch == 1
-    assert_once(delivered(list(resumed)), 50)
-    assert same(list(loaded(loader.state_dict())), list(loaded({**loader.state_dict()}, num_workers=2)))
+    again = loaded(end_of_epoch())
+    batches = iter(again)
+    assert (again.epoch, len(again)) == (1, 13)
+    next(batches)
+    assert again.state_dict() == {**again.state_dict(), "epoch": 1, "steps": 1, "position": 4}
+    assert_once(delivered(list(again)), 50), "after a break the same epoch begins again"
+    assert again.epoch == 2
+
+
+def test_a_state_of_the_start_of_an_epoch_without_steps_is_not_its_end() -> None:
+    short = feed(size=3, tail="drop")
+    assert loaded(short.state_dict(), size=3, tail="drop").epoch == 0
+
+
+def test_stats_and_a_ledger_have_the_epoch_that_is_delivered(tmp_path: Path) -> None:
+    list(feed(audit=tmp_path))
+    resumed = loaded(end_of_epoch(), audit=tmp_path)
+    next(iter(resumed))
+    assert (resumed.stats()["epoch"], resumed.stats()["epoch_step"], resumed.stats()["epoch_steps"]) == (1, 1, 13)
+    list(resumed)
+    verdict = verify_run(tmp_path)
+    assert verdict.sound
+    assert [epoch.epoch for epoch in verdict.loaders[0].epochs] == [0, 1]
 
 
 def test_loading_twice_is_loading_once() -> None:

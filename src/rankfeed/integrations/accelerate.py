@@ -142,6 +142,7 @@ class AcceleratedLoader:
     def __iter__(self) -> Iterator[Any]:
         loader, gradients = self.loader, self.accelerator.gradient_state
         device = self.accelerator.device if self.accelerator.device_placement and loader.device is None else None
+        loader.set_epoch(loader.epoch)  # the next one, after a loaded state of the end of one
         batches = iter(loader)
         for batch in ActiveEpoch(loader.schedule_at(loader.progress.cursor)).count(batches, gradients):
             yield batch if device is None else to_device(batch, device)
@@ -190,12 +191,10 @@ class _LoaderCheckpoint:
             )
         loader = self._connected.loader
         loader.load_state_dict(state["loader"])
-        end, self._connected.ended = loader.progress.cursor, None
-        # A checkpoint at the last batch is taken before the loader moves on. A script that counts steps continues
-        # with the next epoch, and one that does not would mistake the empty rest for that epoch.
-        if not len(loader.schedule_at(end)):
-            loader.set_epoch(loader.epoch + 1)
-            self._connected.ended = end
+        end = loader.progress.cursor
+        # A checkpoint at the last batch is taken before the loader moves on to the next epoch.
+        self._connected.ended = end if loader.epoch > end.epoch else None
+        loader.set_epoch(loader.epoch)
         # Accelerate saves it per rank: a new rank would count from 0, and step the optimizer at other batches than
         # its peers, so that they would wait for each other.
         self._connected.accelerator.step = state["accumulate_step"]

@@ -102,8 +102,9 @@ class SamplerShim:
                 )
         begun, fit_loop = progress.begun, _resuming_fit_loop()
         is_unread = begun.position and progress.cursor == begun
-        if epoch >= loader.epoch or not is_unread:
+        if epoch >= begun.epoch or not is_unread:
             loader.set_epoch(epoch)
+        progress.is_loaded = False  # Lightning expects the rest of the epoch that it saved, even if it is empty
         if fit_loop is not None:
             _check_batches_done(loader, begun.epoch, epoch, fit_loop)
 

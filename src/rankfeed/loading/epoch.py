@@ -31,11 +31,14 @@ class EpochProgress:
         self.is_new = True
         #: Whether the latest iteration has been asked for its first batch.
         self.started = True
+        #: Whether `begun` was loaded within an epoch, and neither named by `set_epoch` nor read from: if it is the
+        #: end of its epoch, the next iteration is of the next epoch.
+        self.is_loaded = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of another epoch; in the current one a loaded position is kept."""
+        """Go to the start of another epoch; in the current one a loaded position is kept, even that of its end."""
         epoch = check_int("epoch", epoch, at_least=0)
-        self.is_new = False
+        self.is_new = self.is_loaded = False
         if epoch != self.cursor.epoch:
             self.go_to(Cursor(epoch))
 
@@ -43,9 +46,20 @@ class EpochProgress:
         """Continue somewhere else; an iteration that has started no longer advances the progress."""
         # One that has not started yet moves along: frameworks call `iter` before `set_epoch`.
         self.begun = self.cursor = self.previous = cursor
-        self.is_new = False
+        self.is_new = self.is_loaded = False
         if self.started:
             self.generation += 1
+
+    def load(self, cursor: Cursor) -> None:
+        """Continue at the position of a state."""
+        self.go_to(cursor)
+        self.is_loaded = cursor.position > 0
+
+    def skip_ended_epoch(self) -> Cursor:
+        """Let the latest iteration begin the next epoch, since the loaded position is the end of its epoch."""
+        self.begun = self.cursor = self.previous = self.begun.next_epoch()
+        self.is_loaded = False
+        return self.begun
 
     def new_iteration(self) -> int:
         """The generation of a new iteration; an epoch that was left before its end begins again."""
@@ -70,6 +84,8 @@ def iterate_epoch(
         if is_latest:
             progress.started = True
             begun = progress.begun
+            if progress.is_loaded and feed.is_end(begun):
+                begun = progress.skip_ended_epoch()
         steps = feed.steps_left(begun)
         if is_latest:
             stats.begin(begun, steps)
@@ -82,6 +98,11 @@ def iterate_epoch(
                 batch = result.batch if device is None else to_device(result.batch, device)
             except StopIteration:
                 if progress.generation == generation:
+                    if progress.is_loaded:  # at the end of a stream, which only reading it shows
+                        begun = progress.skip_ended_epoch()
+                        stats.begin(begun, steps)
+                        results = feed.run(begun)
+                        continue
                     ended = progress.cursor
                     progress.go_to(ended.next_epoch())
                     progress.previous = ended
@@ -91,6 +112,7 @@ def iterate_epoch(
             stats.deliver(result, time.perf_counter() - built)
             if progress.generation == generation:
                 progress.previous, progress.cursor = progress.cursor, cursor
+                progress.is_loaded = False
             if result.step + 1 == steps:
                 # A framework that counts steps (Lightning) does not ask once more: free the workers and audit now.
                 next(results, None)

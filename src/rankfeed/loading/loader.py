@@ -253,11 +253,12 @@ class Loader(DataLoaderCompat):
 
     def __len__(self) -> int:
         """Steps of the current epoch: those done and those left."""
-        steps_left = self._feed.steps_left(self.progress.begun)
+        begun = self._after_loading(self.progress.begun)
+        steps_left = self._feed.steps_left(begun)
         if steps_left is None:
             raise LengthUnknownError("the loader of a stream has no length", found=repr(self.source))
         refuse_trainer_without_mixin("a rankfeed.Loader", is_share=True)
-        return self.progress.begun.steps + steps_left
+        return begun.steps + steps_left
 
     def __iter__(self) -> Iterator[Batch]:
         if not self.is_stream:
@@ -310,10 +311,19 @@ class Loader(DataLoaderCompat):
     @property
     def epoch(self) -> int:
         """The current epoch, or the one that the next iteration delivers."""
-        return self.progress.cursor.epoch
+        return self._after_loading(self.progress.cursor).epoch
+
+    def _after_loading(self, cursor: Cursor) -> Cursor:
+        """A current position; instead of a loaded one at the end of its epoch, the start of the next epoch."""
+        is_end = self.progress.is_loaded and self._feed.is_end(cursor)
+        return cursor.next_epoch() if is_end else cursor
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of another epoch; in the current one a loaded position is kept."""
+        """Go to the start of another epoch; in the current one a loaded position is kept.
+
+        After a state of the last step of an epoch, ``epoch`` is the next one. ``set_epoch`` of the epoch that has
+        ended keeps its end: iterating delivers nothing, and then moves on.
+        """
         self.progress.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -337,13 +347,14 @@ class Loader(DataLoaderCompat):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was taken, on any number of ranks and workers and with any batch size.
 
-        A stream continues by its own state, by ``start``, or by skipping samples.
+        After the last step of an epoch that is the first batch of the next one. A stream continues by its own
+        state, by ``start``, or by skipping samples.
 
         Raises:
             StateError: it belongs to other data or another plan, or to streams of another number of ranks; says
                 what differs.
         """
-        self.progress.go_to(self._feed.load_state(state))
+        self.progress.load(self._feed.load_state(state))
 
     def stats(self) -> dict[str, int | float]:
         """Epoch, steps, samples, rates, time waited for data, cache hits, padding, private memory of this rank.

@@ -19,6 +19,7 @@ from rankfeed.loading.state import (
     comparable_fingerprint,
     decode_as,
     encode_state,
+    is_end,
     restore_plan,
     resume_cursor,
 )
@@ -85,6 +86,10 @@ class MapFeed:
 
     def steps_left(self, begun: Cursor) -> int:
         return len(self.schedule(begun))
+
+    def is_end(self, cursor: Cursor) -> bool:
+        """Whether nothing is left of the epoch."""
+        return is_end(cursor, self.plan.num_samples, self._options.tail, self.schedule)
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
         self.source.check_unchanged()

@@ -21,7 +21,14 @@ from rankfeed.errors import ArgumentError, describe_error
 from rankfeed.loading._compat import SamplerIterator, refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.options import check_batch_size
-from rankfeed.loading.state import LoaderState, comparable_fingerprint, decode_as, encode_state, resume_cursor
+from rankfeed.loading.state import (
+    LoaderState,
+    comparable_fingerprint,
+    decode_as,
+    encode_state,
+    is_end,
+    resume_cursor,
+)
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.schedule import ScheduleTail
 from rankfeed.sources import Source
@@ -58,7 +65,7 @@ class PlanSampler(Generic[_Item]):
         self._topology = LazyTopology(topology)
         self._begun = Cursor(0, check_int("start", start, at_least=0))
         self._steps_yielded = 0
-        self._exhausted = False
+        self._exhausted = self._is_loaded = False
 
     @property
     def topology(self) -> Topology:
@@ -68,13 +75,21 @@ class PlanSampler(Generic[_Item]):
     @property
     def epoch(self) -> int:
         """The current epoch; iterating again after the last step begins the next."""
-        return self._begun.epoch
+        return self._after_loading.epoch
+
+    @property
+    def _after_loading(self) -> Cursor:
+        """Where the epoch was begun; instead of a loaded position at its end, the start of the next epoch."""
+        if self._is_loaded and is_end(self._begun, self._size, self.tail, self._schedule):
+            return self._begun.next_epoch()
+        return self._begun
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of another epoch; in the current one a loaded position is kept."""
         epoch = check_int("epoch", epoch, at_least=0)
-        if epoch != self.epoch or self._exhausted:
+        if epoch != self._begun.epoch or self._exhausted:
             self._go_to(Cursor(epoch))
+        self._is_loaded = False
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Refuse to be recreated around a sampler, as Lightning 2.6 tries to: that would shard a share again."""
@@ -91,7 +106,11 @@ class PlanSampler(Generic[_Item]):
         return super().__new__(cls)
 
     def schedule(self) -> Schedule:
-        return self._begun.schedule(self.plan, self.batch_size, self.topology, self.tail)
+        """The steps of the current epoch, or of what was left of it when a state was loaded."""
+        return self._schedule(self._after_loading)
+
+    def _schedule(self, begun: Cursor) -> Schedule:
+        return begun.schedule(self.plan, self.batch_size, self.topology, self.tail)
 
     def __iter__(self) -> Iterator[_Item]:
         refuse_double_sharding(self.topology)
@@ -99,6 +118,8 @@ class PlanSampler(Generic[_Item]):
             self._go_to(self._begun.next_epoch())
         elif self._steps_yielded:
             self._go_to(Cursor(self.epoch))
+        elif self._is_loaded:
+            self._go_to(self._after_loading)
         schedule = self.schedule()
         return SamplerIterator(self._run(schedule, self._begun), schedule.global_batch_size)
 
@@ -112,9 +133,8 @@ class PlanSampler(Generic[_Item]):
         steps = self._steps_yielded
         if delivered_steps is not None:
             steps = check_int("delivered_steps", delivered_steps, at_least=0)
-        cursor = (
-            self._begun.after(self.schedule(), steps) if steps else self._begun
-        )  # without steps, needs no rank
+        # Without steps, needs no rank.
+        cursor = self._after_loading.after(self.schedule(), steps) if steps else self._begun
         return encode_state(cursor, self.plan.describe(), self._fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -126,9 +146,11 @@ class PlanSampler(Generic[_Item]):
         parsed, source = decode_as(LoaderState, state), self._source
         fingerprint = self._fingerprint if source is None else comparable_fingerprint(parsed, source)
         self._go_to(resume_cursor(parsed, self.plan.describe(), fingerprint))
+        self._is_loaded = self._begun.position > 0
 
     def _go_to(self, cursor: Cursor) -> None:
-        self._begun, self._steps_yielded, self._exhausted = cursor, 0, False
+        self._begun, self._steps_yielded = cursor, 0
+        self._exhausted = self._is_loaded = False
 
     def _run(self, schedule: Schedule, begun: Cursor) -> Iterator[_Item]:
         for step, items in enumerate(self._steps(schedule)):
@@ -215,10 +237,10 @@ class DistributedSampler(PlanSampler[int], TorchDistributedSampler[Any]):  # typ
         """Sample ids that this rank yields in the current epoch."""
         return len(self)
 
-    def schedule(self) -> Schedule:
-        """The steps of the current epoch, of which the last may be smaller."""
+    def _schedule(self, begun: Cursor) -> Schedule:
+        """The last step may be smaller."""
         tail: ScheduleTail = "rest" if self.tail == "even" else self.tail
-        return self._begun.schedule(self.plan, self.batch_size, self.topology, tail)
+        return begun.schedule(self.plan, self.batch_size, self.topology, tail)
 
     def __len__(self) -> int:
         refuse_trainer_without_mixin(f"a rankfeed.{type(self).__name__}", is_share=True)

@@ -1,7 +1,7 @@
 """The state of a loader in a checkpoint: a position, and the plan and data that it belongs to."""
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rankfeed._util.validate import check_int
 from rankfeed.errors import ArgumentError, RankfeedError, StateError, safe_repr, safe_str
-from rankfeed.plan import Cursor, Plan
+from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.sources import Source
 from rankfeed.storage.commit import decodable
 
@@ -130,6 +130,11 @@ def resume_cursor(state: LoaderState, plan: Mapping[str, int | str], source: str
             remedy="resume with the same data, seed and shuffle; or begin an epoch with set_epoch()",
         )
     return check_cursor(state.epoch, state.position, state.steps, most=int(plan["samples"]))
+
+
+def is_end(cursor: Cursor, num_samples: int, tail: Tail, schedule: Callable[[Cursor], Schedule]) -> bool:
+    """Whether nothing is left of the epoch at a position; only for ``tail="drop"`` that depends on the ranks."""
+    return not schedule(cursor) if tail == "drop" else cursor.position >= num_samples
 
 
 def check_cursor(epoch: int, position: int, steps: int, most: int | None = None) -> Cursor:

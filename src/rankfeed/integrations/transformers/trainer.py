@@ -321,9 +321,8 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
         global_step, state = self._checkpoint
         loader = dataloader.loader
         loader.load_state_dict(state)
-        if dataloader.steps_left == 0:
-            loader.set_epoch(loader.epoch + 1)
         self._first_epoch = loader.epoch
+        loader.set_epoch(loader.epoch)  # the next one, after a state of the end of one
         epochs, updates, examples, samples, total, steps, max_steps = values
         # Updates that an uninterrupted run of this topology would have made here, and the difference to this run.
         updates_left = math.ceil(dataloader.steps_left / args.gradient_accumulation_steps)

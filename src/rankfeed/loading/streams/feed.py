@@ -90,6 +90,10 @@ class StreamFeed:
 
     def steps_left(self, begun: Cursor) -> None: ...
 
+    def is_end(self, cursor: Cursor) -> bool:
+        """False: only reading the stream shows its end."""
+        return False
+
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
         snapshot = getattr(cursor, "snapshot", None) or StreamSnapshot(0, b"null")
         position = {"epoch": cursor.epoch, "position": cursor.position, "steps": cursor.steps}
