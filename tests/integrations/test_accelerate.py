@@ -239,6 +239,26 @@ def test_a_checkpoint_at_the_last_batch_of_an_epoch_leads_to_the_next(
     assert resumed.epoch == 2
 
 
+def test_a_state_that_is_loaded_directly_at_the_end_of_an_epoch_leads_to_the_next() -> None:
+    def connected() -> tuple[Any, Any]:
+        accelerator = Accelerator(cpu=True)
+        source = rf.from_dataset([{"x": float(i)} for i in range(10)])
+        return accelerator, accelerated(rf.Loader(source, 4, shuffle=True), accelerator)
+
+    _, first = connected()
+    for _ in first:
+        state = first.state_dict()
+    expected = [batch["x"].tolist() for batch in first]
+    accelerator, second = connected()
+    second.load_state_dict(state)
+    assert (second.epoch, len(second)) == (1, 3)
+    ends = []
+    for batch, values in zip(second, expected, strict=True):
+        assert batch["x"].tolist() == values
+        ends.append(accelerator.gradient_state.end_of_dataloader)
+    assert ends == [False, False, True]
+
+
 def test_skipping_stays_at_a_loaded_place_and_says_where_the_epoch_ends() -> None:
     accelerator = Accelerator(cpu=True)
     source = rf.from_dataset([{"id": i} for i in range(10)])

@@ -305,6 +305,64 @@ def test_a_stateful_dataloader_goes_on_on_other_ranks_or_refuses(
 
 
 @pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(("every", "workers"), [(1, 0), (3, 0), (1, 2), (3, 2)])
+def test_a_stateful_dataloader_begins_the_next_epoch_after_the_last_batch(
+    kind: Any, every: int, workers: int
+) -> None:
+    need_package("torchdata")
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def loader() -> Any:
+        sampler = kind(13, 3, shuffle=True, topology=Topology())
+        ways = {"num_workers": workers, "snapshot_every_n_steps": every}
+        return stock(sampler, 13, 3, loader=StatefulDataLoader, **ways)
+
+    plain = loader()
+    epochs = [flat(plain) for _ in range(4)]
+    for is_ended in (False, True):
+        donor = loader()
+        batches = iter(donor)
+        take(batches, 5)
+        assert not is_ended or next(batches, None) is None
+        resumed = loader()
+        resumed.load_state_dict(donor.state_dict())
+        passes = [flat(resumed) for _ in range(3)]
+        if passes[0] == []:  # it skips steps from an earlier snapshot by itself
+            assert (every, workers, is_ended) == (3, 2, False)
+            passes = [*passes[1:], flat(resumed)]
+        assert passes == epochs[1:]
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
+@pytest.mark.parametrize("new", [1, 2, 4])
+def test_after_the_end_of_an_epoch_the_next_one_is_sampled(kind: Any, tail: str, new: int) -> None:
+    plain = kind(50, 4, shuffle=True, tail=tail, topology=Topology())
+    list(plain)
+    state = plain.state_dict()
+    for topology in ranks(new):
+
+        def sampler(epoch: int | None = None, topology: Topology = topology) -> Any:
+            made = kind(50, 4, shuffle=True, tail=tail, topology=topology)
+            made.load_state_dict(state)
+            if epoch is not None:
+                made.set_epoch(epoch)
+            return made
+
+        expected = list(sampler(1))
+        assert expected
+        resumed = sampler()
+        assert (resumed.epoch, len(resumed)) == (1, len(expected))
+        assert resumed.state_dict() == state
+        assert list(resumed) == expected
+        assert (resumed.epoch, resumed.state_dict()["epoch"]) == (1, 1)
+        again = sampler(0)
+        assert list(again) == [], "the epoch that has ended is named"
+        assert list(again) == expected
+        assert sampler().state_dict(1)["epoch"] == 1
+
+
+@pytest.mark.parametrize("kind", BOTH)
 def test_states_go_from_a_loader_to_a_sampler_and_back(kind: Any) -> None:
     source = Memory(50)
     loaders = [feed(rank, 2) for rank in range(2)]
