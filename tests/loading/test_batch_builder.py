@@ -74,7 +74,7 @@ def test_small_batches_that_are_built_several_at_once_are_those_built_alone(
     calls: Counter[int] = Counter()
     gather = Dense.gather
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Dense, "gather", lambda self, allocate: calls.update([len(self)]) or gather(self, allocate))
+        patch.setattr(Dense, "gather", lambda self, *given: calls.update([len(self)]) or gather(self, *given))
         many = list(one.build_steps(plan, range(1, len(plan), stride)))
     assert (max(calls) > 6) == (columns is not None and tail != "pad")
     alone = [other.build_step(plan, step) for step in range(1, len(plan), stride)]

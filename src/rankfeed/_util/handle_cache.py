@@ -5,9 +5,9 @@ import resource
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed.errors import SourceError
 
 _Value = TypeVar("_Value")
@@ -64,8 +64,10 @@ class HandleCache(Generic[_Value]):
         return list(self._values.values())
 
     def _close_oldest(self) -> None:
-        with suppress(StopIteration, RuntimeError):  # another thread has closed it, or is changing the dict
+        try:
             self._values.pop(next(iter(self._values)), None)
+        except (StopIteration, RuntimeError) as error:  # another thread has closed it, or is changing the dict
+            reraise_interrupt(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HandleCache, (self._max_open,)
@@ -77,11 +79,14 @@ _caches: weakref.WeakSet[HandleCache[Any]] = weakref.WeakSet()
 def _shrink_all(max_open: int) -> None:
     """Close files of the largest caches until at most ``max_open`` are open."""
     while True:
-        with suppress(RuntimeError):  # another thread creates a cache
+        try:
             caches = list(_caches)
-            if sum(map(len, caches)) <= max_open:
-                return
-            max(caches, key=len)._close_oldest()
+        except RuntimeError as error:  # another thread creates a cache
+            reraise_interrupt(error)
+            continue
+        if sum(map(len, caches)) <= max_open:
+            return
+        max(caches, key=len)._close_oldest()
 
 
 def _is_too_many_open_files(error: BaseException | None) -> bool:

@@ -8,9 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 _Result = TypeVar("_Result")
 _Argument = TypeVar("_Argument")
@@ -30,20 +29,21 @@ class DaemonPool:
     def __init__(self, threads: int, name: str) -> None:
         #: Set by :meth:`close`; a task of several steps ends after its current step.
         self.stopped = False
-        self._count, self._name = threads, name
-        self._threads: list[threading.Thread] = []
+        self._count, self._name, self._started = threads, name, 0
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._owner = os.getpid()
+        # A signal handler that interrupts the start of the only thread makes it two.
+        self._turn = threading.Lock() if threads == 1 else nullcontext()
         _pools.add(self)
 
     def submit(self, function: Callable[..., _Result], *arguments: Any) -> Future[_Result]:
         """Run ``function(*arguments)`` in a thread; the future's ``result()`` raises what it raises."""
         future: Future[_Result] = Future()
         self._tasks.put((future, function, arguments))
-        if len(self._threads) < self._count:
-            thread = threading.Thread(target=_work, args=(self._tasks,), name=self._name, daemon=True)
-            self._threads.append(thread)
+        if self._started < self._count:
+            thread = threading.Thread(target=_work, args=(self._tasks, self._turn), name=self._name, daemon=True)
+            _threads.add(thread)
             thread.start()
+            self._started += 1
         return future
 
     def close(self, last: Callable[[], _Result] | None = None) -> Future[_Result] | None:
@@ -55,14 +55,9 @@ class DaemonPool:
             while (task := self._tasks.get_nowait()) is not None:
                 task[0].cancel()
         done = None if last is None else self.submit(last)
-        for _ in self._threads:
-            self._tasks.put(None)
+        self._tasks.put(None)
+        _pools.discard(self)
         return done
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether this process created the pool; a forked child has none of its threads."""
-        return self._owner == os.getpid()
 
 
 def run_ahead(
@@ -78,13 +73,19 @@ def run_ahead(
         yield pending.popleft().result()
 
 
-_pools: WeakSet[DaemonPool] = WeakSet()
+#: Pools that are not closed, and threads that have not ended. No weak references: their callbacks swallow the
+#: exceptions of signal handlers, as finalizers do. So a thread frees itself, too.
+_pools: set[DaemonPool] = set()
+_threads: set[threading.Thread] = set()
 
 
-def _work(tasks: queue.SimpleQueue[_Task | None]) -> None:
+def _work(tasks: queue.SimpleQueue[_Task | None], turn: AbstractContextManager[object]) -> None:
     while (task := tasks.get()) is not None:
-        _run(*task)
+        with turn:
+            _run(*task)
         del task  # an idle thread holds no arguments and no result
+    tasks.put(None)  # for the next thread
+    _threads.discard(threading.current_thread())
 
 
 def _run(future: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -102,9 +103,17 @@ def _run(future: Future[Any], function: Callable[..., Any], arguments: tuple[Any
 @atexit.register
 def _stop_all() -> None:
     """Let the threads leave Python while it still runs: they cannot be interrupted later."""
-    pools = [pool for pool in _pools if pool.is_mine]
-    for pool in pools:
+    for pool in _pools.copy():
         pool.close()
     deadline = time.monotonic() + _EXIT_WAIT
-    for thread in {thread for pool in pools for thread in pool._threads} - {threading.current_thread()}:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    for thread in _threads - {threading.current_thread()}:
+        if thread.is_alive():  # its start may have been interrupted
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _forget_all() -> None:
+    _pools.clear()
+    _threads.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)  # which has none of the threads

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed.errors import ArgumentError, safe_repr
 
 _T = TypeVar("_T")
@@ -59,7 +60,8 @@ def check_int_array(name: str, value: object) -> npt.NDArray[np.int64]:
     """Integers of any shape (a list, a range, an array, a tensor on the CPU), as an int64 array."""
     try:
         array = np.asarray(value)
-    except Exception:
+    except Exception as error:
+        reraise_interrupt(error)
         raise invalid(name, "integers", value) from None
     if array.size and array.dtype.kind not in "iu":
         raise invalid(name, "integers", value)
@@ -173,7 +175,8 @@ def check_path(name: str, value: object) -> str:
     try:
         path = os.fsdecode(value)  # type: ignore[arg-type]
         os.fsencode(path)
-    except Exception:
+    except Exception as error:
+        reraise_interrupt(error)
         raise invalid(name, "a path", value) from None
     if not path or "\0" in path:
         raise invalid(name, "a path", value)
@@ -196,7 +199,8 @@ def _check_each(
         return [check(each) for each in value]
     except ArgumentError:
         raise
-    except Exception:
+    except Exception as error:
+        reraise_interrupt(error)
         raise invalid(name, expected, value) from None
 
 
@@ -207,7 +211,8 @@ def _as_int(value: object) -> int | None:
         return None
     try:
         return operator.index(value)  # type: ignore[arg-type]
-    except Exception:
+    except Exception as error:
+        reraise_interrupt(error)
         return None
 
 

@@ -30,7 +30,7 @@ from rankfeed.columns.layout import (
     leaf_of_field,
     resolve_dtypes,
 )
-from rankfeed.columns.pointers import Memory, RowPointers, put
+from rankfeed.columns.pointers import Memory, PendingCopies, RowPointers, put
 from rankfeed.errors import ArgumentError, CorruptError
 
 Array = npt.NDArray[Any]
@@ -101,13 +101,13 @@ class Dense(PointedColumn):
         first = np.arange(len(array)) if rows is None else rows
         return cls(RowPointers([Memory(array)], first), Field("dense", array.dtype.name, array.shape[1:]))
 
-    def gather(self, allocate: Allocate = np.empty) -> Array:
+    def gather(self, allocate: Allocate = np.empty, copies: PendingCopies | None = None) -> Array:
         """The rows in one array: [rows, *shape]."""
         small = self.pointers.take_small()
         if small is not None:
             return small
         out = allocate((len(self), *self.field.shape), self.dtype)
-        self.pointers.copy_rows(out)
+        self.pointers.copy_rows(out, copies)
         return out
 
     def rows(self) -> Sequence[Any]:
@@ -123,12 +123,12 @@ class Segmented(PointedColumn):
         assert self.pointers.lengths is not None
         return self.pointers.lengths
 
-    def compact(self, allocate: Allocate = np.empty) -> tuple[Array, Int64]:
+    def compact(self, allocate: Allocate = np.empty, copies: PendingCopies | None = None) -> tuple[Array, Int64]:
         """All elements, and where each row starts: [sum of lengths, *inner], int64 [rows + 1]."""
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(self.lengths, out=offsets[1:])
         out = allocate((int(offsets[-1]), *self.field.shape), self.dtype)
-        self.pointers.copy_elements(out, offsets)
+        self.pointers.copy_elements(out, offsets, copies)
         return out, offsets
 
 
@@ -157,13 +157,22 @@ class Ragged(Segmented):
         """Elements of the longest row, rounded up to a multiple."""
         return -(-int(self.lengths.max(initial=0)) // multiple) * multiple
 
-    def pad(self, allocate: Allocate = np.empty, *, multiple: int = 1) -> Array:
+    def pad(
+        self, allocate: Allocate = np.empty, copies: PendingCopies | None = None, *, multiple: int = 1
+    ) -> Array:
         """The rows, padded with zeros to the longest (rounded up to a multiple): [rows, longest, *inner]."""
         out = allocate((len(self), self.longest(multiple), *self.field.shape), self.dtype)
-        self.pointers.copy_padded(out)
+        self.pointers.copy_padded(out, copies)
         return out
 
-    def pad_steps(self, edges: Sequence[int], allocate: Allocate = np.empty, *, multiple: int = 1) -> list[Array]:
+    def pad_steps(
+        self,
+        edges: Sequence[int],
+        allocate: Allocate = np.empty,
+        copies: PendingCopies | None = None,
+        *,
+        multiple: int = 1,
+    ) -> list[Array]:
         """What `pad` returns of each interval of rows between two edges, by one call for all.
 
         Examples:
@@ -179,7 +188,7 @@ class Ragged(Segmented):
         offsets = np.append(np.repeat(first - starts * longest, rows), ends[-1])
         offsets[:-1] += np.arange(len(self)) * np.repeat(longest, rows)
         out = allocate((int(ends[-1]), *self.field.shape), self.dtype)
-        self.pointers.copy_elements(out, offsets)
+        self.pointers.copy_elements(out, offsets, copies)
         places = zip(first.tolist(), ends.tolist(), rows.tolist(), longest.tolist(), strict=True)
         return [out[low:high].reshape(count, length, *self.field.shape) for low, high, count, length in places]
 
@@ -208,9 +217,9 @@ class Bytes(Segmented):
         pointers = RowPointers.into(values, np.cumsum(lengths) - lengths, lengths)
         return cls(pointers, Field("str" if text else "bytes"))
 
-    def views(self, allocate: Allocate = np.empty) -> list[Array]:
+    def views(self, allocate: Allocate = np.empty, copies: PendingCopies | None = None) -> list[Array]:
         """Each row as an array of uint8, all of which are views of one buffer."""
-        values, offsets = self.compact(allocate)
+        values, offsets = self.compact(allocate, copies)
         return [values[first:last] for first, last in pairwise(offsets.tolist())]
 
     @staticmethod
@@ -221,12 +230,11 @@ class Bytes(Segmented):
         np.concatenate([np.frombuffer(row, np.uint8) for row in rows], out=values)
         return [values[first:last] for first, last in pairwise(offsets)]
 
-    def rows(self) -> list[Any]:
+    def rows(self, copies: PendingCopies | None = None) -> list[Any]:
         if self.field.kind == "bytes":
-            return self.pointers.content()
-        content = self.pointers.content(may_wait=False)
+            return self.pointers.content(copies)
         texts = []
-        for row, each in enumerate(content):
+        for row, each in enumerate(self.pointers.content()):
             try:
                 texts.append(each.decode())
             except UnicodeDecodeError as error:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, safe_repr
 
@@ -433,7 +434,8 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
         )
     try:
         array = np.asarray(value)
-    except Exception:  # the value's own __array__ may raise anything
+    except Exception as error:  # the value's own __array__ may raise anything
+        reraise_interrupt(error)
         array = np.empty(0, object)
     if array.dtype.kind not in "biufc":
         kind = type(value).__name__

@@ -10,11 +10,10 @@ import ctypes
 import math
 import os
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,6 @@ from rankfeed.errors import CorruptError
 Array = npt.NDArray[Any]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
-_Result = TypeVar("_Result")
 #: Names a row in error messages.
 Place = Callable[[int], str]
 #: Where the content of CPython's byte strings begins; `id` is their address.
@@ -196,14 +194,14 @@ class RowPointers:
         """The name of a row in error messages; "" if it has none."""
         return "" if self._table.place is None else self._table.place(self._at + row)
 
-    def content(self, *, may_wait: bool = True) -> list[bytes]:
-        """Each row as a byte string; with ``may_wait=False`` copied before it returns, also in `begin_copies`."""
+    def content(self, copies: PendingCopies | None = None) -> list[bytes]:
+        """Each row as a byte string."""
         sizes = self._sizes()
         self._check_bounds(sizes)  # before memory is allocated for them
         strings = list(map(_new_bytes(), repeat(None), sizes.tolist()))
         rows = RowPointers(self.memory, self.first, sizes, 1, self.part, self.place_of, self.step)
         offsets = np.fromiter(map(id, strings), np.int64, len(strings)) + _BYTES_OFFSET
-        rows._copy_to(0, offsets, _ANYWHERE, keep=strings if may_wait else None)
+        rows._copy_to(0, offsets, _ANYWHERE, strings, copies)
         return strings
 
     def take_small(self) -> Array | None:
@@ -217,20 +215,22 @@ class RowPointers:
         memory = table.memory[0]
         return None if memory.has_file else memory.array.take(self.first, axis=0)
 
-    def copy_rows(self, out: Array) -> None:
-        """Copy each row into a row of ``out``, which has its size."""
-        self._copy(out, None, self.width)
+    # With ``copies``, the copies of the following methods are only begun: `PendingCopies.wait` waits for them.
 
-    def copy_elements(self, out: Array, offsets: Int64) -> None:
+    def copy_rows(self, out: Array, copies: PendingCopies | None = None) -> None:
+        """Copy each row into a row of ``out``, which has its size."""
+        self._copy(out, None, self.width, copies)
+
+    def copy_elements(self, out: Array, offsets: Int64, copies: PendingCopies | None = None) -> None:
         """Copy the elements of row i to ``out[offsets[i]:]``, and fill up to ``offsets[i + 1]`` with zeros.
 
         ``offsets`` are int64 [rows + 1] and begin with 0.
         """
-        self._copy(out, offsets, out.nbytes)
+        self._copy(out, offsets, out.nbytes, copies)
 
-    def copy_padded(self, out: Array) -> None:
+    def copy_padded(self, out: Array, copies: PendingCopies | None = None) -> None:
         """Copy each row into a row of ``out``, which has space for the longest, and fill the rest with zeros."""
-        self._copy(out, None, self.width * math.prod(out.shape[1:2]))
+        self._copy(out, None, self.width * math.prod(out.shape[1:2]), copies)
 
     def advise(self, *, drop: bool = False) -> None:
         """Let the kernel read the rows' pages of files soon, or ``drop`` those without other rows from its cache.
@@ -240,24 +240,26 @@ class RowPointers:
         if (library := native_library()) is not None:
             library.rankfeed_advise(self._table.native, self._at, self._count, drop)
 
-    def _copy(self, out: Array, offsets: Int64 | None, stride: int) -> None:
+    def _copy(self, out: Array, offsets: Int64 | None, stride: int, copies: PendingCopies | None) -> None:
         needed = self._count * stride if offsets is None else int(offsets[-1]) * self.width
         if out.nbytes < needed:
             raise IndexError(f"{needed} bytes of rows do not fit into a batch of {out.nbytes}")
-        self._copy_to(address_of(out), offsets, stride, out)
+        self._copy_to(address_of(out), offsets, stride, out, copies)
 
-    def _copy_to(self, address: int, offsets: Int64 | None, stride: int, keep: Any = None) -> None:
+    def _copy_to(
+        self, address: int, offsets: Int64 | None, stride: int, keep: Any, copies: PendingCopies | None
+    ) -> None:
         """Copy row i to element ``offsets[i]`` after an address, or every ``stride`` bytes, and pad it.
 
         With offsets, ``stride`` is the number of bytes there; _ANYWHERE for rows that do not follow each other and
-        are not padded. ``keep`` owns the memory at the address, if the rows may be copied later.
+        are not padded. ``keep`` owns the memory at the address.
         """
-        library, pending = native_library(), getattr(_LOCAL, "pending", None)
+        library = native_library()
         if library is None:
             _copy_each(self, address, offsets, stride)
             return
-        if pending is not None and keep is not None:
-            pending.add(self, address, offsets, stride, keep)
+        if copies is not None:
+            copies.add(self, address, offsets, stride, keep)
             return
         rows, targets = self._table.native, address_or_zero(offsets)
         found = library.rankfeed_copy_rows(rows, self._at, self._count, targets, address, stride)
@@ -309,10 +311,10 @@ class RowPointers:
 
 
 class PendingCopies:
-    """Copies that are made by threads of the native library, without the GIL: those begun in `begin_copies`.
+    """Copies that are made by threads of the native library, without the GIL.
 
     The thread that waits for a copy makes parts of it, or of later ones. What copies read and write is kept until
-    they are made.
+    `wait` returns, which must be called: a finalizer that waits would swallow exceptions of signal handlers.
     """
 
     def __init__(self, threads: int) -> None:
@@ -331,7 +333,7 @@ class PendingCopies:
         if not self._library.rankfeed_submit(job, self._threads):  # there is no thread, or no row
             self._jobs.pop()
             del _BEGUN[id(job)]
-            rows._copy_to(address, offsets, stride)
+            rows._copy_to(address, offsets, stride, keep, None)
 
     def wait(self) -> bool:
         """Wait for all copies; whether all were made."""
@@ -344,27 +346,11 @@ class PendingCopies:
             _BEGUN.pop(id(job), None)
         return all_made
 
-    def __del__(self) -> None:
-        self.wait()
-
 
 #: Copies that are not waited for yet, and what they read and write, by `id`; if a wait is interrupted, for good.
 _BEGUN: dict[int, tuple[Any, ...]] = {}
 #: The result of a copy whose thread was left behind by a fork, as in _native.c.
 _LOST = -1
-#: ``pending``: the `PendingCopies` of a thread that is in `begin_copies`.
-_LOCAL = threading.local()
-
-
-def begin_copies(
-    copies: PendingCopies | None, function: Callable[..., _Result], *args: Any, **options: Any
-) -> _Result:
-    """What a function returns, whose copies are only begun; with None, they are made before it returns."""
-    _LOCAL.pending = copies
-    try:
-        return function(*args, **options)
-    finally:
-        _LOCAL.pending = None  # by no call, since an interrupt may come at its beginning
 
 
 class _RowTable:

@@ -7,8 +7,8 @@ necessary.
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import torch
 
 from rankfeed._util.global_rng import preserve_rng_state, seed_global_rngs
 from rankfeed._util.native import native_library
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.buffers import BufferPool
 from rankfeed.columns.columns import Allocate, Columns
 from rankfeed.columns.field import Field
@@ -34,7 +35,7 @@ from rankfeed.columns.layout import (
     map_leaves,
     resolve_dtypes,
 )
-from rankfeed.columns.pointers import PendingCopies, begin_copies
+from rankfeed.columns.pointers import PendingCopies
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, StreamError, TransformError, safe_str
 from rankfeed.loading.collate import (
     LEAVE_OUT,
@@ -129,6 +130,10 @@ class BatchBuilder:
     step_bytes: int = 0  # of the last step, if batches of several steps can be built at once
     allocate: Allocate = field(default_factory=lambda: BufferPool().allocate)
 
+    def __post_init__(self) -> None:
+        self._transform_wants_rng = self.transform is not None and wants_rng(self.transform)
+        self._batch_transform_wants_rng = self.batch_transform is not None and wants_rng(self.batch_transform)
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("allocate", "_lookup")}
 
@@ -173,8 +178,9 @@ class BatchBuilder:
         try:
             ids, rows, ends = self._lookup.rows(schedule, steps)
             edges = [0, *ends]
-            batches = begin_copies(copies, collate_steps, rows, edges, self.allocate, pad_to=self.pad_to)
-        except Exception:  # which the step that it belongs to raises
+            batches = collate_steps(rows, edges, self.allocate, copies, pad_to=self.pad_to)
+        except Exception as error:  # which the step that it belongs to raises
+            reraise_interrupt(error)
             return []
         seconds = StageSeconds(source=(time.perf_counter() - began) / len(batches))
         results = []
@@ -206,7 +212,7 @@ class BatchBuilder:
             ids, rows, _ = self._lookup.rows(schedule, range(step, step + 1))
         if rows is not None and valid is None and self._only_copies:
             form: dict[str, Any] = {"pad_to": self.pad_to, "bytes_as": self.bytes_as}
-            batch, padding = begin_copies(copies, collate, rows, self.ragged, self.allocate, **form)
+            batch, padding = collate(rows, self.ragged, self.allocate, copies, **form)
             seconds = StageSeconds(source=time.perf_counter() - began)
             result = BatchResult(step, batch, ids, seconds, padding)
         else:
@@ -240,7 +246,7 @@ class BatchBuilder:
             collated = time.perf_counter()
             if self.batch_transform is not None:
                 streams = RngStreams("batch", self.seed, spec.epoch)
-                generator = (streams.generator(spec.position),) if wants_rng(self.batch_transform) else ()
+                generator = (streams.generator(spec.position),) if self._batch_transform_wants_rng else ()
                 try:
                     batch = self.batch_transform(batch, *generator)
                 except (Exception, SystemExit) as error:
@@ -379,14 +385,17 @@ class BatchBuilder:
 
     def _try_samples(self, spec: BatchSpec) -> tuple[list[int], list[Any], Exception | None]:
         """Samples transformed one by one, the ids of those that did not fail, and the first error."""
-        trial = replace(self, seed_globals=True)
+        trial = copy.copy(self)
+        trial.seed_globals = True
         found: list[int] = []
         transformed: list[Any] = []
         first_error: Exception | None = None
         with preserve_rng_state():
             if spec.samples is None and self.source.supports_batched_getitem:
-                with suppress(Exception):
+                try:
                     return spec.ids.tolist(), list(_as_samples(trial._rows(spec))), None
+                except Exception as error:
+                    reraise_interrupt(error)
             for row, sample_id in enumerate(spec.ids.tolist()):
                 samples = None if spec.samples is None else [copy_sample(spec.samples[row])]
                 try:
@@ -394,6 +403,7 @@ class BatchBuilder:
                     transformed += _as_samples(trial._rows(one))
                     found.append(sample_id)
                 except Exception as error:
+                    reraise_interrupt(error)
                     first_error = first_error or error
         return found, transformed, first_error
 
@@ -412,7 +422,7 @@ class BatchBuilder:
         if self.source.collate is not None:
             samples = map(copy_sample, samples)  # they are shared by reference, and a transform may work in place
         transform = self.transform
-        streams, with_rng = RngStreams("sample", self.seed, spec.epoch), wants_rng(transform)
+        streams, with_rng = RngStreams("sample", self.seed, spec.epoch), self._transform_wants_rng
         transformed = []
         for sample_id, sample in zip(spec.ids.tolist(), samples, strict=True):
             if self.seed_globals:

@@ -17,6 +17,7 @@ from rankfeed._util.validate import check_choice, check_int
 from rankfeed.columns.buffers import retain_heap
 from rankfeed.columns.columns import Allocate, Bytes, Columns, Dense, Ragged
 from rankfeed.columns.layout import Layout, Leaf, Mismatch, Path, dotted_name, fit_values, map_leaves
+from rankfeed.columns.pointers import PendingCopies
 from rankfeed.errors import ArgumentError, TransformError, listed
 
 RaggedAs = Literal["pad", "nested", "list"]
@@ -44,6 +45,7 @@ def collate(
     columns: Columns,
     ragged: RaggedAs,
     allocate: Allocate = np.empty,
+    copies: PendingCopies | None = None,
     *,
     pad_to: int = 1,
     bytes_as: BytesAs = "bytes",
@@ -51,15 +53,16 @@ def collate(
     """A batch as a dict of tensors, and its padding; bytes and text as lists, bytes also as views of one buffer.
 
     A ragged column is padded, with ``<name>_lengths`` (int64 [rows]) beside it and its longest length rounded up
-    to a multiple of ``pad_to``; or it becomes a jagged nested tensor, or a list of tensors.
+    to a multiple of ``pad_to``; or it becomes a jagged nested tensor, or a list of tensors. With ``copies``, rows
+    are there when these have been waited for.
     """
     batch: dict[str, Any] = {}
     padding = nbytes = 0
     for name, column in columns.items():
         if isinstance(column, Dense):
-            batch[name] = torch.from_numpy(column.gather(allocate))
+            batch[name] = torch.from_numpy(column.gather(allocate, copies))
         elif isinstance(column, Ragged):
-            value = _collate_ragged(column, ragged, allocate, pad_to)
+            value = _collate_ragged(column, ragged, allocate, pad_to, copies)
             if isinstance(value, _Padded):
                 if f"{name}_lengths" in columns:
                     raise name_conflict(f"{name}_lengths")
@@ -68,29 +71,34 @@ def collate(
             else:
                 batch[name] = value
         elif isinstance(column, Bytes) and bytes_as == "view" and column.field.kind == "bytes":
-            batch[name] = column.views(allocate)
+            batch[name] = column.views(allocate, copies)
         elif isinstance(column, Bytes):
             retain_heap()
-            batch[name] = column.rows()
+            batch[name] = column.rows(copies)
         else:
             batch[name] = list(column.rows())
     return batch, (padding, nbytes)
 
 
 def collate_steps(
-    columns: Columns, edges: Sequence[int], allocate: Allocate = np.empty, *, pad_to: int = 1
+    columns: Columns,
+    edges: Sequence[int],
+    allocate: Allocate = np.empty,
+    copies: PendingCopies | None = None,
+    *,
+    pad_to: int = 1,
 ) -> list[tuple[dict[str, Any], Padding]]:
     """What `collate` returns of the rows between each two edges, for dense columns and padded ragged ones."""
     batches: list[dict[str, Any]] = [{} for _ in edges[1:]]
     paddings, intervals = [(0, 0)] * len(batches), list(pairwise(edges))
     for name, column in columns.items():
         if isinstance(column, Dense):
-            array = column.gather(allocate)
+            array = column.gather(allocate, copies)
             for batch, (first, last) in zip(batches, intervals, strict=True):
                 batch[name] = torch.from_numpy(array[first:last])
         elif isinstance(column, Ragged):
             lengths, width = column.lengths.copy(), column.pointers.width
-            values = column.pad_steps(edges, allocate, multiple=pad_to)
+            values = column.pad_steps(edges, allocate, copies, multiple=pad_to)
             for step, (first, last) in enumerate(intervals):
                 padded = _padded(values[step], lengths[first:last], width)
                 batches[step][name], batches[step][f"{name}_lengths"], (waste, size) = padded
@@ -193,10 +201,13 @@ def _padded(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], width: int
     return _Padded(torch.from_numpy(values), torch.from_numpy(lengths), (padding, values.nbytes))
 
 
-def _collate_ragged(column: Ragged, ragged: RaggedAs, allocate: Allocate, pad_to: int) -> Any:
+def _collate_ragged(
+    column: Ragged, ragged: RaggedAs, allocate: Allocate, pad_to: int, copies: PendingCopies | None = None
+) -> Any:
     if ragged == "pad":
-        return _padded(column.pad(allocate, multiple=pad_to), column.lengths.copy(), column.pointers.width)
-    elements, offsets = map(torch.from_numpy, column.compact(allocate))
+        values = column.pad(allocate, copies, multiple=pad_to)
+        return _padded(values, column.lengths.copy(), column.pointers.width)
+    elements, offsets = map(torch.from_numpy, column.compact(allocate, copies))
     if ragged == "nested":
         return torch.nested.nested_tensor_from_jagged(elements, offsets=offsets)
     return list(elements.split(offsets.diff().tolist()))

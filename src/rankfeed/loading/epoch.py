@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.validate import check_int
 from rankfeed.loading.device import to_device
 from rankfeed.loading.map_feed import MapFeed
@@ -107,6 +108,9 @@ def iterate_epoch(
                     progress.go_to(ended.next_epoch())
                     progress.previous = ended
                 return
+            except Exception as error:
+                reraise_interrupt(error)
+                raise
             finally:
                 stats.answer()
             stats.deliver(result, time.perf_counter() - built)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.handle_cache import open_file_limit
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.columns import Columns
 from rankfeed.plan import Schedule
 from rankfeed.sources import Source
@@ -110,7 +111,8 @@ class RowLookup:
                 return
             try:
                 nbytes = self._find(schedule, range(later, later + 1))[1].advise()
-            except Exception:  # which the step raises when it is its turn
+            except Exception as error:  # which the step raises when it is its turn
+                reraise_interrupt(error)
                 self._groups = groups
                 nbytes = 0
             if not nbytes:
@@ -128,7 +130,8 @@ class RowLookup:
         ids, edges = schedule.batches(found)
         try:
             rows = self._source.fetch(ids, self._columns)
-        except Exception:  # perhaps of a later step, which raises it when it is its turn
+        except Exception as error:  # perhaps of a later step, which raises it when it is its turn
+            reraise_interrupt(error)
             self._groups, self._next_steps = (), 1
             ids = ids[: edges[1]]
             return ids, self._source.fetch(ids, self._columns), [len(ids)]

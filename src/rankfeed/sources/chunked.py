@@ -5,13 +5,15 @@ for much longer than its usual interval is stale: other workers read the rest of
 evicting one for another would only decode both again and again.
 """
 
+from __future__ import annotations
+
 import threading
 import warnings
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -20,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.fork_safety import init_in_each_process
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.validate import check_int
 from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, columns_from_buffers
@@ -86,17 +89,16 @@ class ChunkedSource(Source):
         single: list[tuple[Int64, Any]] = []
         can_take, is_full = type(self)._take is not ChunkedSource._take, False
         wanted = by_chunk(ids, self._chunk_starts)
-        cached = self._cache.find(
-            [(number, names) for number, _, _ in wanted], [len(rows) for _, rows, _ in wanted]
-        )
-        for (number, rows, slots), chunk in zip(wanted, cached, strict=True):
-            if chunk is None and can_take:
-                is_full = is_full or not self._cache.has_capacity()
-                if is_full:
-                    single.append((rows + self._chunk_starts[number], slots))
-                    continue
-            groups.append((number, rows, slots))
-            chunks.append(chunk or self._cache.get((number, names), self._loader(number, names)))
+        with self._cache.for_call() as cache:
+            cached = cache.find([(number, names) for number, _, _ in wanted], [len(rows) for _, rows, _ in wanted])
+            for (number, rows, slots), chunk in zip(wanted, cached, strict=True):
+                if chunk is None and can_take:
+                    is_full = is_full or not cache.has_capacity()
+                    if is_full:
+                        single.append((rows + self._chunk_starts[number], slots))
+                        continue
+                groups.append((number, rows, slots))
+                chunks.append(chunk or cache.get((number, names), self._loader(number, names)))
         if single:  # rows of chunks that are not worth decoding, in one call
             unique, places = np.unique(np.concatenate([rows for rows, _ in single]), return_inverse=True)
             slots = None if single[0][1] is None else np.concatenate([each for _, each in single])
@@ -112,9 +114,10 @@ class ChunkedSource(Source):
         chunks = self._chunk_starts.searchsorted(ids, side="right") - 1
         # Most batches lie in one chunk.
         some = chunks[:1] if (chunks == chunks[:1]).all() else np.unique(chunks)
-        for number in some.tolist():
-            if not self._cache.prefetch((number, names), self._loader(number, names)):
-                break
+        with self._cache.for_call() as cache:
+            for number in some.tolist():
+                if not cache.prefetch((number, names), self._loader(number, names)):
+                    break
 
     def _loader(self, number: int, names: tuple[str, ...]) -> Callable[[], Chunk]:
         return partial(self._load_chunk, number, names)
@@ -172,6 +175,24 @@ class ChunkCache:
         #: Chunks to prefetch as soon as the size of one is known.
         self._deferred: dict[Hashable, Callable[[], Chunk]] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._callers: set[int] = set()
+
+    @contextmanager
+    def for_call(self) -> Iterator[ChunkCache]:
+        """The cache for a call of this thread; an empty one within another call.
+
+        A signal handler or a finalizer that reads samples may have interrupted that call, which holds the lock, or
+        decodes the chunk that is read.
+        """
+        thread = threading.get_ident()
+        if thread in self._callers:
+            yield ChunkCache(0)
+            return
+        try:
+            self._callers.add(thread)
+            yield self
+        finally:
+            self._callers.discard(thread)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ChunkCache, (self.max_bytes,)
@@ -212,22 +233,26 @@ class ChunkCache:
 
     def get(self, key: Hashable, load: Callable[[], Chunk]) -> Chunk:
         """A chunk, decoded by ``load`` unless another thread does; raises the errors of ``load``."""
-        with self._lock:
-            if (entry := self._entries.get(key)) is not None:
-                return entry.chunk
-            pending = self._pending.get(key)
-            if is_mine := pending is None or pending.cancel():  # a prefetch that has not begun
-                pending = self._pending[key] = Future()
-                pending.set_running_or_notify_cancel()
-        if is_mine:
-            try:
-                pending.set_result(self._load(key, load))
-            except BaseException as error:
-                pending.set_exception(error)
+        mine: Future[Chunk] = Future()
+        pending: Future[Chunk] | None = None
+        mine.set_running_or_notify_cancel()
         try:
+            with self._lock:
+                if (entry := self._entries.get(key)) is not None:
+                    return entry.chunk
+                pending = self._pending.get(key)
+                # A prefetch that has not begun, or a reader that was interrupted before it removed its own.
+                if pending is None or pending.cancel() or pending.done():
+                    pending = self._pending[key] = mine
+            if pending is mine:
+                mine.set_result(self._load(key, load))
             return pending.result()
+        except BaseException as error:
+            if not mine.done():  # others may wait for it
+                mine.set_exception(error)
+            raise
         finally:
-            del pending  # a cycle: the error refers to this frame
+            del mine, pending  # a cycle: the error refers to this frame
 
     def prefetch(self, key: Hashable, load: Callable[[], Chunk]) -> bool:
         """Decode a chunk in the background; the reader that needs it meets the errors. False without capacity."""
@@ -254,9 +279,11 @@ class ChunkCache:
             with self._lock:
                 self._pending.pop(key, None)
                 deferred, self._deferred = self._deferred, {}
-            with suppress(RuntimeError):  # the interpreter is about to exit
+            try:
                 for each in deferred.items():
                     self.prefetch(*each)
+            except RuntimeError as error:  # the interpreter is about to exit
+                reraise_interrupt(error)
 
     def _insert(self, key: Hashable, chunk: Chunk) -> None:
         nbytes = sum(stored.nbytes for stored in chunk.values())

@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import suppress
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.columns import Columns, make_column
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import (
@@ -63,11 +63,14 @@ class TorchDatasetSource(Source):
         ids = probe_ids(self._length)
         try:
             samples = self._read(ids)
-        except SourceError:  # without those that raise: reading these reports their error
+        except SourceError as error:  # without those that raise: reading these reports their error
+            reraise_interrupt(error)
             samples = []
             for sample_id in ids:
-                with suppress(SourceError):
+                try:
                     samples += self._read(np.array([sample_id]))
+                except SourceError as failure:
+                    reraise_interrupt(failure)
             if not samples:
                 raise
         try:

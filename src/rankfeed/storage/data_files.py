@@ -9,7 +9,6 @@ data.
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ import xxhash
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.native import lost_mappings
 from rankfeed._util.process_info import boot_id
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.pointers import file_of
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage.checksum import digest_of
@@ -148,8 +148,10 @@ class DataFiles:
         self._watched.pop(number, None)
         self._watched[number] = None
         if len(self._watched) > _MAX_WATCHED:
-            with suppress(StopIteration, RuntimeError, KeyError):  # another thread has removed it
+            try:
                 del self._watched[next(iter(self._watched))]
+            except (StopIteration, RuntimeError, KeyError) as error:  # another thread has removed it
+                reraise_interrupt(error)
 
     def check_open(self, *, at_intervals: bool = False) -> None:
         """Check that no open or sampled file was rewritten in place.
@@ -162,10 +164,13 @@ class DataFiles:
             return
         self._adapt_to_host()
         for number in dict.fromkeys([*self._watched, *self._samples]):
-            with suppress(OSError):  # gone
+            try:
                 found = os.stat(self.path(number))
-                if found.st_ino & _INT64_MAX == self._seen[number, _INODE]:
-                    self._compare(number, found)
+            except OSError as error:  # gone
+                reraise_interrupt(error)
+                continue
+            if found.st_ino & _INT64_MAX == self._seen[number, _INODE]:
+                self._compare(number, found)
         self._next_check = time.monotonic() + CHECK_SECONDS
 
     def _compare(self, number: int, found: os.stat_result) -> None:

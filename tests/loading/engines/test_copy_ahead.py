@@ -22,7 +22,7 @@ from tests.loading.feeds import same
 import rankfeed as rf
 from rankfeed._util.native import native_library
 from rankfeed._util.process_info import cpus_per_process
-from rankfeed.columns.pointers import PendingCopies, RowPointers, begin_copies
+from rankfeed.columns.pointers import PendingCopies, RowPointers
 from rankfeed.errors import CorruptError
 
 pytestmark = [
@@ -170,7 +170,8 @@ def copies(count: int) -> tuple[PendingCopies, list[np.ndarray[Any, Any]], np.nd
     rows = RowPointers.into(values, np.arange(64), np.ones(64, np.int64))
     outs = [np.zeros_like(values) for _ in range(count)]
     pending = PendingCopies(2)
-    begin_copies(pending, lambda: [rows.copy_rows(out) for out in outs])
+    for out in outs:
+        rows.copy_rows(out, pending)
     return pending, outs, values
 
 

@@ -5,6 +5,8 @@ import select
 import socket
 import struct
 
+from rankfeed._util.signals import reraise_interrupt
+
 _LENGTH = struct.Struct("<Q")
 
 
@@ -32,6 +34,7 @@ class Channel:
             except BlockingIOError:
                 self._wait(select.POLLOUT)
             except OSError as error:
+                reraise_interrupt(error)
                 raise PeerGoneError(str(error)) from None
 
     def receive(self) -> bytearray:
@@ -48,6 +51,7 @@ class Channel:
                 self._wait(select.POLLIN)
                 continue
             except OSError as error:
+                reraise_interrupt(error)
                 raise PeerGoneError(str(error)) from None
             if not received:
                 raise PeerGoneError("the other end is closed")

@@ -15,9 +15,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 from rankfeed._util.pickling import dumps
 from rankfeed._util.remote_traceback import RemoteTraceback
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.workers.channel import Channel, PeerGoneError, poll_descriptors
 from rankfeed._util.workers.server import MESSAGE_BYTES
 from rankfeed.errors import WorkerError
@@ -64,6 +66,9 @@ class Payload:
         #: Offset of what comes after the arrays.
         self.offset = end
 
+    def close(self) -> None:
+        self.file.close()
+
 
 class Server:
     """The client's side of a server process, which imports modules before it forks the first worker."""
@@ -108,16 +113,19 @@ class Server:
                 descriptors = [payload.file.fileno(), theirs.fileno(), memory]
                 reply, (pidfd,) = self._request({"fork": payload.offset}, descriptors)
         except BaseException:
+            ours.close()
             os.close(memory)
             raise
         return reply["pid"], pidfd, Channel(ours, pidfd, memory)
 
     def exit_status(self, pid: int) -> int | None:
         """Exit status of a worker that has ended, negative for a signal; None if it is unknown."""
-        with suppress(WorkerError):
+        try:
             status: int | None = self._request({"status": pid})[0]["status"]
-            return status
-        return None
+        except WorkerError as error:
+            reraise_interrupt(error)
+            return None
+        return status
 
     def close(self) -> None:
         if not self._is_ready:
@@ -125,6 +133,11 @@ class Server:
         self._socket.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_REQUEST_LIMIT)
+
+    def forget(self) -> None:
+        """Free what a forked child inherits of it: the server is not a child of that process."""
+        self._socket.close()
+        self._process.returncode = 0
 
     def _request(
         self, request: dict[str, Any], descriptors: Sequence[int] = ()
@@ -142,6 +155,7 @@ class Server:
                 # Also an interrupt: the answer would be taken for that of the next request.
                 self._has_failed = True
                 self._process.kill()
+                reraise_interrupt(error)
                 if isinstance(error, OSError):
                     raise self._error(str(error)) from error
                 raise
@@ -168,7 +182,7 @@ class Worker:
     def __init__(self, server: Server, payload: Payload) -> None:
         self._server = server
         self.pid, self._pidfd, self.channel = server.fork(payload)
-        self._is_ready = self._has_ended = False
+        self._is_ready = self._has_ended = self._is_released = False
 
     def wait_ready(self, seconds: float) -> bool:
         """Whether it unpickles the handler within ``seconds``; raises PeerGoneError or WorkerError."""
@@ -185,8 +199,10 @@ class Worker:
     def kill(self) -> None:
         """Kill it; it has nothing to clean up."""
         if not self._has_ended:
-            with suppress(OSError):  # it has ended, and perhaps another thread has closed the descriptor
+            try:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            except OSError as error:  # it has ended, and perhaps another thread has closed the descriptor
+                reraise_interrupt(error)
 
     def end(self) -> str:
         """Kill it, wait for it, and free what it holds. Returns how it ended."""
@@ -196,11 +212,17 @@ class Worker:
         self._has_ended = True
         _is_readable(self._pidfd, _REQUEST_LIMIT)
         status = self._server.exit_status(self.pid)
-        self.channel.close()
-        os.close(self._pidfd)
+        self.release()
         if status is not None and status < 0:
             return f"killed by {signal.Signals(-status).name}"
         return f"exit status {'unknown' if status is None else status}"
+
+    def release(self) -> None:
+        """Close the descriptors of this process, without waiting for the worker."""
+        if not self._is_released:
+            self._is_released = True
+            self.channel.close()
+            os.close(self._pidfd)
 
 
 class WorkerPool:
@@ -211,6 +233,7 @@ class WorkerPool:
         self._payload, self._preload = payload, tuple(preload)
         self._owner = os.getpid()
         self._is_closed = False
+        _pools.add(self)
         _server_of(self._preload)  # it starts while the caller continues
 
     @property
@@ -260,6 +283,13 @@ class WorkerPool:
         self.kill()
         for worker in self.workers if self.is_mine else ():
             worker.end()
+        self.release()
+
+    def release(self) -> None:
+        """Close the descriptors of this process, without waiting for the workers."""
+        for worker in self.workers:
+            worker.release()
+        self._payload.close()
 
     def _fork(self) -> Worker:
         if self._is_closed:
@@ -267,6 +297,7 @@ class WorkerPool:
         return Worker(_server_of(self._preload), self._payload)
 
 
+_pools: WeakSet[WorkerPool] = WeakSet()
 #: The servers of this process, by the modules that they import.
 _servers: dict[tuple[str, ...], Server] = {}
 _servers_lock = threading.Lock()
@@ -279,6 +310,8 @@ def _server_of(modules: tuple[str, ...]) -> Server:
             raise WorkerError("the interpreter is exiting")
         server = _servers.get(modules)
         if server is None or not server.is_alive:
+            if server is not None:
+                server.close()
             server = _servers[modules] = Server(modules)
         return server
 
@@ -287,12 +320,17 @@ def _server_of(modules: tuple[str, ...]) -> Server:
 def _stop_servers() -> None:
     global _is_exiting
     _is_exiting = True
+    for pool in list(_pools):
+        pool.kill()
+        pool.release()
     for server in _servers.values():
         server.close()
 
 
 def _forget_servers() -> None:
     global _servers, _servers_lock
+    for server in _servers.values():
+        server.forget()
     _servers, _servers_lock = {}, threading.Lock()
 
 

@@ -40,6 +40,7 @@ def serve(descriptor: int, client_pid: int, modules: list[str]) -> None:
     try:
         client_pidfd = os.pidfd_open(client_pid)
     except ProcessLookupError:  # it has ended
+        client.close()
         return
     for module in modules:
         importlib.import_module(module)
@@ -48,7 +49,7 @@ def serve(descriptor: int, client_pid: int, modules: list[str]) -> None:
     workers: set[int] = set()
     reply: dict[str, Any] = {}
     descriptors: list[int] = []
-    with suppress(OSError):
+    with client, suppress(OSError):
         while True:
             socket.send_fds(client, [json.dumps(reply).encode()], descriptors)
             for each in descriptors:

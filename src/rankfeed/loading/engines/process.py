@@ -19,6 +19,7 @@ from typing import Any
 from rankfeed._util.native import native_library
 from rankfeed._util.pickling import main_classes
 from rankfeed._util.remote_traceback import RemoteTraceback
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.threads import DaemonPool
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, WorkerPool, is_supported
 from rankfeed.errors import ArgumentError, RankfeedError, StreamError, WorkerError, safe_str
@@ -247,6 +248,7 @@ class ProcessBuilder:
         try:
             answer = receive(message, regions)
         except Exception as raised:  # of what the user's classes run
+            reraise_interrupt(raised)
             answer = _refusal(raised, where), traceback.format_exc()
         if isinstance(answer, list):
             self.step_bytes = regions.last_bytes // len(steps)
@@ -277,8 +279,11 @@ class ProcessBuilder:
         return peer
 
     def close(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Kill the workers and free what they hold; at the interpreter's exit the server has done that."""
-        if is_finalizing() or not self.is_mine:
+        """Kill the workers and free what they hold; at the interpreter's exit that has been done before."""
+        if is_finalizing():
+            return
+        if not self.is_mine:
+            self._pool.release()
             return
         for thread in self._threads:
             thread.close()

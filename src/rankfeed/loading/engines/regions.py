@@ -7,6 +7,7 @@ rank: batches that are kept only make the memory larger. It has no name, and is 
 
 import mmap
 import os
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -155,17 +156,12 @@ class RegionPool:
             self._free.setdefault(region.size, deque()).append(region)
 
 
-class _Borrowed:
-    """The base of all arrays over a region in the rank; returns the region when the last one is gone."""
+class _Borrowed(weakref.ref[Buffer]):
+    """A reference to an array over a region in the rank, which is the base of all others."""
 
-    __slots__ = ("__array_interface__", "_mapped", "_offset", "_returned")
+    __slots__ = ("offset",)
 
-    def __init__(self, mapped: Buffer, offset: int, returned: deque[int]) -> None:
-        self._mapped, self._offset, self._returned = mapped, offset, returned
-        self.__array_interface__ = mapped.__array_interface__
-
-    def __del__(self) -> None:
-        self._returned.append(self._offset)
+    offset: int
 
 
 class BorrowedRegions:
@@ -173,7 +169,10 @@ class BorrowedRegions:
 
     def __init__(self, memory: int) -> None:
         self._windows = _Windows(memory)
-        self._returned: deque[int] = deque()
+        #: By offset; and those whose array is gone. No function of Python runs when a batch is freed: a signal
+        #: handler that interrupted it could not raise to the caller.
+        self._borrowed: dict[int, _Borrowed] = {}
+        self._returned: deque[_Borrowed] = deque()
         self.last_bytes = 0  # size of the regions that were borrowed last
 
     def borrow(self, places: list[RegionSlice]) -> dict[RegionSlice, memoryview]:
@@ -181,11 +180,17 @@ class BorrowedRegions:
         bases: dict[int, Buffer] = {}
         for each in places:
             if each.region not in bases:
-                buffer = self._windows.buffer(each.region, each.size)
-                bases[each.region] = np.asarray(_Borrowed(buffer, each.region, self._returned))
+                # Its own base is not an array, so it stays the base of its views.
+                base = np.frombuffer(self._windows.buffer(each.region, each.size).data, np.uint8)
+                borrowed = self._borrowed[each.region] = _Borrowed(base, self._returned.append)
+                borrowed.offset, bases[each.region] = each.region, base
         self.last_bytes = sum(map(len, bases.values()))
         return {each: bases[each.region][each.start : each.start + each.nbytes].data for each in places}
 
     def take_returned(self) -> list[int]:
         """Offsets of regions that are free again; some, so that the message that has them is small."""
-        return [self._returned.popleft() for _ in range(min(len(self._returned), _MAX_RETURNED))]
+        count = min(len(self._returned), _MAX_RETURNED)
+        offsets = [self._returned.popleft().offset for _ in range(count)]
+        for offset in offsets:
+            del self._borrowed[offset]
+        return offsets

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, StateError, StreamError, describe_error, safe_str
 from rankfeed.loading._compat import ShuffleOrder, shuffle_order
@@ -169,6 +170,7 @@ class StreamReader:
                 return StreamSnapshot(self.num_read, content)
             found = "JSON changes it"
         except Exception as error:
+            reraise_interrupt(error)
             found = f"{type(error).__name__}: {safe_str(error)}"
         warnings.warn(
             f"the stream's own state_dict() cannot be saved ({found}): a job that resumes will read "

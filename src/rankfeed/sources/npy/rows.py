@@ -94,7 +94,7 @@ class NumpyRowsSource(Source):
 
     def _init_process(self) -> None:
         """Create the lock: in a forked child, one of the parent could stay locked."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may read samples while this thread loads them
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_arrays": {}, "_lock": None}

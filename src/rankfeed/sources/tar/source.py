@@ -5,12 +5,12 @@ A shard is memory-mapped and indexed once, so that a sample is found without rea
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.validate import check_bool, check_choice, check_name, check_optional
 from rankfeed.columns.columns import Column
 from rankfeed.columns.pointers import file_of
@@ -135,6 +135,8 @@ class WebDatasetSource(Source):
 
 def _is_cached(descriptor: int, offset: int) -> bool:
     """Whether a byte is in the page cache; False if the system does not say."""
-    with suppress(OSError, AttributeError):  # not cached, or no such flag
+    try:
         return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    return False
+    except (OSError, AttributeError) as error:  # not cached, or no such flag
+        reraise_interrupt(error)
+        return False

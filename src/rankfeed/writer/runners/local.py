@@ -5,8 +5,8 @@ import pickle
 import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, WorkerPool, is_supported
 from rankfeed.errors import WriteError
 from rankfeed.writer.runners import Runner, picklable_error
@@ -27,8 +27,10 @@ class LocalRunner(Runner):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         count = min(len(tasks), cores if self.workers is None else self.workers)
         if count > 1 and is_supported():
-            with suppress(Exception):  # the job cannot be pickled
+            try:
                 return _run_in_workers(Payload(TaskHandler(job)), tasks, count)
+            except Exception as error:  # the job cannot be pickled
+                reraise_interrupt(error)
         return ((task, run_task(job, task)) for task in tasks)
 
 
