@@ -88,7 +88,7 @@ def run(script: str, *arguments: str, given: str = "") -> str:
     command = [sys.executable, "-c", HIDE_LINUX_CALLS + script, *arguments]
     environ = of_no_launcher() | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     done = subprocess.run(
-        command, input=given, capture_output=True, text=True, timeout=280, env=environ, check=False
+        command, input=given, capture_output=True, text=True, timeout=600, env=environ, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

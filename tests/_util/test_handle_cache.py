@@ -100,8 +100,8 @@ def test_a_forked_child_has_what_was_open() -> None:
     results = context.Queue()
     child = context.Process(target=_get, args=(cache, results), daemon=True)
     child.start()
-    assert results.get(timeout=200) == "inherited"
-    child.join(200)
+    assert results.get(timeout=600) == "inherited"
+    child.join(600)
 
 
 SCRIPT = """

@@ -51,7 +51,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_installed_program_ends_with_a_sentence_and_an_exit_code() -> None:
     program = Path(sys.executable).with_name("rankfeed")
-    done = subprocess.run([program, "inspect", "/nowhere"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program, "inspect", "/nowhere"], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (1, "")
     assert "/nowhere" in done.stderr
     assert "Traceback" not in done.stderr

@@ -202,13 +202,12 @@ data[50000]
 @pytest.mark.parametrize("order", ["before", "after", "between", "disabled", "never"])
 def test_a_bus_error_elsewhere_is_that_of_the_process(order: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", OTHER_FAULT, order, str(tmp_path / "file")]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert found.returncode == -7
     assert ("Bus error" in found.stderr) == (order not in ("never", "disabled"))
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "process"}])
-@pytest.mark.timeout(120)
 def test_a_shard_that_is_truncated_in_the_middle_of_an_epoch_is_an_error(
     workers: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -259,9 +258,9 @@ def test_the_native_library_under_address_sanitizer(tmp_path: Path) -> None:
     shutil.copytree(Path(rf.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     source = package / "_util" / "_native.c"
     flags = ["-g", "-O1", "-fsanitize=address", "-shared", "-fPIC"]
-    subprocess.run(["cc", *flags, "-o", source.with_suffix(".so"), source], check=True, timeout=120)
+    subprocess.run(["cc", *flags, "-o", source.with_suffix(".so"), source], check=True, timeout=600)
     runtime = subprocess.run(
-        ["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True, timeout=60
+        ["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True, timeout=600
     )
     # Python does not free all of its memory at its end; the kernel handles SIGBUS itself.
     environ = {

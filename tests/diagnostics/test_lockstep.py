@@ -101,7 +101,6 @@ def test_the_rank_at_fault_is_named_on_all_others_and_a_healthy_job_hears_nothin
     quiet(tmp_path, well)
 
 
-@pytest.mark.timeout(120)
 def test_rank_0_keeps_the_store_until_the_other_ranks_need_it_no_longer(tmp_path: Path) -> None:
     each = "healthy,0,3,2,6,slow store"
     played(tmp_path, 60, each)

@@ -111,7 +111,7 @@ def _leaves(path: Path) -> None:
 def test_a_child_of_multiprocessing_says_that_it_leaves(tmp_path: Path) -> None:
     child = multiprocessing.get_context("fork").Process(target=_leaves, args=(tmp_path / "left",))
     child.start()
-    child.join(60)
+    child.join(600)
     child.kill()
     assert (tmp_path / "left").read_text() == "closed"
 

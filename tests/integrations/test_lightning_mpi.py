@@ -22,7 +22,7 @@ def run(**environ: str) -> subprocess.CompletedProcess[str]:
     # As where no library is installed: mpi4py looks there and nowhere else.
     environ = {**of_no_launcher(), "MPI4PY_LIBMPI": os.devnull, **environ}
     return subprocess.run(
-        [sys.executable, "-c", TRAIN], env=environ, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", TRAIN], env=environ, capture_output=True, text=True, timeout=600, check=False
     )
 
 

@@ -210,7 +210,7 @@ def test_graphs_around_debian_packages_are_joined_as_by_pyg() -> None:
 def dependencies() -> tuple[list[str], torch.Tensor]:
     """Debian's packages, and which depends on which: int64 [2, dependencies]."""
     said = subprocess.run(
-        ["apt-cache", "dumpavail"], capture_output=True, text=True, check=True, timeout=300
+        ["apt-cache", "dumpavail"], capture_output=True, text=True, check=True, timeout=600
     ).stdout
     needs: dict[str, list[str]] = {}
     name = ""

@@ -122,7 +122,7 @@ def _free_ports(count: int) -> list[int]:
 
 def _idle(environ: dict[str, str], on_hub: list[str]) -> int:
     done = subprocess.run(
-        [*on_hub, "sinfo", "-h", "-N", "-o", "%T"], env=environ, capture_output=True, text=True, timeout=30
+        [*on_hub, "sinfo", "-h", "-N", "-o", "%T"], env=environ, capture_output=True, text=True, timeout=600
     )
     return done.stdout.split().count("idle")
 

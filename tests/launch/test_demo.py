@@ -29,7 +29,7 @@ def test_the_demo_needs_no_network_and_ends_with_the_proof(tmp_path: Path) -> No
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     environ = {**os.environ, "PYTHONPATH": path, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
     command = [sys.executable, "-c", "from rankfeed.cli import main; main()", "demo", "--json"]
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=360)
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     proof = json.loads(done.stdout)
     assert proof["samples"] == 640

@@ -45,16 +45,16 @@ class Real:
 
 def package(name: str, folder: Path) -> Path:
     """The files of a Debian package; nothing is installed."""
-    subprocess.run(["apt-get", "download", name], cwd=folder, check=True, timeout=300, capture_output=True)
+    subprocess.run(["apt-get", "download", name], cwd=folder, check=True, timeout=600, capture_output=True)
     (archive,) = folder.glob(f"{name}_*.deb")
-    subprocess.run(["dpkg", "-x", archive, folder / name], check=True, timeout=300)
+    subprocess.run(["dpkg", "-x", archive, folder / name], check=True, timeout=600)
     return folder / name
 
 
 def available() -> list[dict[str, str]]:
     """The index of all packages, a dict for each."""
     text = subprocess.run(
-        ["apt-cache", "dumpavail"], capture_output=True, text=True, check=True, timeout=300
+        ["apt-cache", "dumpavail"], capture_output=True, text=True, check=True, timeout=600
     ).stdout
     entries = []
     for paragraph in text.split("\n\n"):

@@ -165,7 +165,7 @@ except rf.errors.AuditError as error:
 
 def test_a_full_disk_is_an_error_and_the_steps_before_it_are_there(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True, timeout=600
     )
     assert "the ledger of delivered batches cannot be written" in done.stdout, done.stderr
     steps = int(done.stdout.split()[0])

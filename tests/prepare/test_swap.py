@@ -67,7 +67,7 @@ def test_what_a_builder_that_was_killed_had_moved_aside_is_looked_at_too(path: P
         "os.rename = rename\n"
         "prepare_once(path, lambda staging: (staging / 'a').write_text('a'), key='2')\n"
     )
-    done = subprocess.run([sys.executable, "-c", killed, str(path), str(strange)], check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", killed, str(path), str(strange)], check=False, timeout=600)
     assert done.returncode == -signal.SIGKILL
     rf.prepare_once(path, build, key="2")
     assert [(each / "thesis.txt").read_text() for each in kept(path)] == ["years of work"] * strange

@@ -216,8 +216,8 @@ def test_a_source_in_use_works_in_a_forked_child() -> None:
     queue = context.Queue()
     child = context.Process(target=_in_child, args=(source, queue))
     child.start()
-    assert queue.get(timeout=60) >= 2
-    child.join(60)
+    assert queue.get(timeout=600) >= 2
+    child.join(600)
     assert child.exitcode == 0
 
 
@@ -233,8 +233,8 @@ def test_threads_of_a_child_go_on_though_the_parent_held_the_lock() -> None:
     with cache._lock:  # as a thread that decodes ahead may, while another one forks
         child.start()
         # It was renewed before any thread ran: one that comes second must not find half of it.
-        assert queue.get(timeout=200) == [[None]] * 4
-    child.join(200)
+        assert queue.get(timeout=600) == [[None]] * 4
+    child.join(600)
     assert child.exitcode == 0
 
 

@@ -280,10 +280,10 @@ def test_other_processes_read_the_same(method: str, made: dict[str, Written], ro
     child = context.Process(target=read_all, args=(sources, results), daemon=True)
     child.start()
     try:
-        found = dict(results.get(timeout=60) for _ in every)
+        found = dict(results.get(timeout=600) for _ in every)
     finally:
         child.kill()
-        child.join(10)
+        child.join(600)
     for each in every:
         everything = dict(enumerate(digests(each.expected)))
         assert found[each.name] == (everything, sources[each.name].fingerprint), each.name
@@ -304,7 +304,7 @@ def test_the_fingerprint_is_the_same_in_every_run(made: dict[str, Written], root
     root_of_tests = Path(__file__).parents[2]
     environ = {**os.environ, "PYTHONHASHSEED": "1"}  # another one than that of this process
     done = subprocess.run(
-        command, cwd=root_of_tests, env=environ, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=root_of_tests, env=environ, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     assert dict(line.split() for line in done.stdout.splitlines()) == {
@@ -397,6 +397,6 @@ def test_files_cut_while_they_are_open_do_not_end_the_process(
         shutil.copytree(of(name, made, root).folder, tmp_path / name)
     command = [sys.executable, "-c", CUT, str(tmp_path), *names]
     root_of_tests = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root_of_tests, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, cwd=root_of_tests, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert done.stdout.split("\n")[:-1] == [f"{name} lives" for name in names]

@@ -44,5 +44,5 @@ print("done")
 
 
 def test_threads_that_read_the_first_records_of_a_kind_at_once_do_no_harm() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=600)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-3000:]

@@ -315,7 +315,7 @@ def test_without_proc_leases_work_by_heartbeats(tmp_path: Path, monkeypatch: pyt
         "Lease(Path(sys.argv[1])).acquire(None)\n"
         "os._exit(0)\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "lease")], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "lease")], check=True, timeout=600)
     dead = lease.owner()
     assert dead is not None
     assert not expires_after(lease, dead, 1)

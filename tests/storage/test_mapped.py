@@ -44,7 +44,7 @@ def test_a_forked_child_reads_what_its_parent_mapped(tmp_path: Path) -> None:
     results: multiprocessing.Queue[int] = context.Queue()
     child = context.Process(target=_sum_in_child, args=(values, results))
     child.start()
-    assert results.get(timeout=60) == int(values.sum())
+    assert results.get(timeout=600) == int(values.sum())
     child.join()
 
 

@@ -81,7 +81,7 @@ def shared(net: Network, folder: Path, path: Path) -> Iterator[Shared]:
     server = net.hub.start(["redis-server", "--bind", net.hub.address, *serve], log)
     try:
         ping = net.hub.command(["redis-cli", "-h", net.hub.address, "-p", str(_PORT), "ping"])
-        _until(lambda: b"PONG" in subprocess.run(ping, capture_output=True, timeout=10).stdout, log)
+        _until(lambda: b"PONG" in subprocess.run(ping, capture_output=True, timeout=600).stdout, log)
         store = ["--storage", "file", "--bucket", f"{folder}/objects/", "--trash-days", "0", found._store, "test"]
         net.hub.run(found._program, "format", "--no-update", *store)
         yield found

@@ -18,7 +18,6 @@ from tests.support.jobs import ENVIRON
 import rankfeed as rf
 from rankfeed.errors import WriteError
 
-pytestmark = pytest.mark.timeout(120)
 _pool: Any = None
 
 

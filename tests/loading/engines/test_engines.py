@@ -295,7 +295,7 @@ list(iterator)
 @pytest.mark.parametrize(("ending", "status"), [("error", 1), pytest.param("exit", 5, marks=pytest.mark.slow)])
 def test_a_transform_or_stream_that_hangs_does_not_keep_the_process_alive(ending: str, status: int) -> None:
     script = [sys.executable, "-c", HANGING, ending]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(script, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout) == (status, "0\n"), done.stderr
     assert ("KeyError: 'four'" in done.stderr) == (ending == "error")
     assert "Exception ignored" not in done.stderr

@@ -42,8 +42,19 @@ ROOT = Path(__file__).parents[3]
 WORKERS: dict[str, Any] = {"num_workers": 2, "worker_kind": "process"}
 
 
-def gone(processes: list[psutil.Process], seconds: float = 30) -> bool:
-    return not psutil.wait_procs(processes, timeout=seconds)[1]
+def gone(processes: list[psutil.Process], seconds: float = 300) -> bool:
+    """Whether all processes end, reaped or not, in time; orphans are reaped by a process that may be busy."""
+    deadline = time.monotonic() + seconds
+    while any(map(is_running, processes)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(map(is_running, processes))
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def left_over() -> set[str]:
@@ -435,7 +446,7 @@ from tests.loading.feeds import *
 
 def keeps_files_open(sample):
     if sample["y"] == 200 and os.fork() == 0:  # inherits all files of the worker
-        time.sleep(100)
+        time.sleep(10_000)
         os._exit(0)
     return slowly(sample)
 
@@ -462,7 +473,7 @@ def test_workers_end_at_once_when_their_parent_is_killed(child: str) -> None:
         parent.kill()
     assert len(running) == 4
     assert len(children) == bool(child)
-    assert gone(running, seconds=5)
+    assert gone(running)
     for pid in children:
         os.kill(pid, signal.SIGKILL)
     assert left_over() <= before
@@ -473,7 +484,7 @@ def dies_and_leaves_a_child(sample: dict[str, Any]) -> dict[str, Any]:
     if sample["y"] == 200 and not marker.exists():
         pid = os.fork()
         if pid == 0:
-            time.sleep(100)
+            time.sleep(10_000)
             os._exit(0)
         marker.write_text(str(pid))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -484,10 +495,8 @@ def test_a_child_of_a_dead_worker_that_keeps_its_files_open_delays_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
-    began = time.monotonic()
     assert same(list(feed(transform=dies_and_leaves_a_child, **WORKERS)), list(feed()))
-    assert time.monotonic() - began < 30
-    os.kill(int((tmp_path / "marker").read_text()), signal.SIGKILL)
+    os.kill(int((tmp_path / "marker").read_text()), signal.SIGKILL)  # which has not ended
 
 
 def test_nothing_is_left_in_shared_memory_while_iterating_or_after() -> None:
@@ -698,7 +707,7 @@ import os, sys
 from tests.loading.feeds import *
 from rankfeed.loading.engines import process
 process.INLINE_AFTER = 0.0
-os.environ["SECONDS"] = "60"
+os.environ["SECONDS"] = "10000"
 next(iter(feed(num_workers=2, worker_kind="process")))
 """
 
@@ -707,10 +716,8 @@ def test_a_process_does_not_wait_at_its_end_for_a_server_that_is_still_importing
     code = "import os, time; time.sleep(float(os.environ.get('SECONDS', '0')))"
     (tmp_path / "sitecustomize.py").write_text(code)
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    started = time.monotonic()
     environ = {**os.environ, "PYTHONPATH": path}
-    subprocess.run([sys.executable, "-c", IMPORTING], cwd=ROOT, env=environ, timeout=200, check=True)
-    assert time.monotonic() - started < 50
+    subprocess.run([sys.executable, "-c", IMPORTING], cwd=ROOT, env=environ, timeout=600, check=True)
 
 
 def test_a_server_whose_client_has_ended_leaves_no_traceback() -> None:
@@ -720,7 +727,7 @@ def test_a_server_whose_client_has_ended_leaves_no_traceback() -> None:
     code = "import sys; from rankfeed._util.workers.server import serve; serve(*map(int, sys.argv[1:]), [])"
     command = [sys.executable, "-c", code, str(theirs.fileno()), str(client.pid)]
     with ours, theirs:
-        done = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, timeout=100, check=False)
+        done = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
 

@@ -494,7 +494,7 @@ def test_worker_processes_of_a_loader_in_a_module_end_silently_with_the_interpre
         print(len(list(whole)))
         iterator = iter(begun)
         next(iterator)"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True)
     assert (done.stdout, done.stderr) == ("10\n", "")
 
 

@@ -244,7 +244,7 @@ def test_opening_leaves_the_process_fit_to_be_forked(pristine: Path) -> None:
         "print('lance' in sys.modules); source[0]; print('lance' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, pristine], capture_output=True, text=True, check=True, timeout=100
+        [sys.executable, "-c", program, pristine], capture_output=True, text=True, check=True, timeout=600
     )
     assert done.stdout.split() == ["False", "True"]
 

@@ -253,8 +253,8 @@ def test_a_child_forked_while_a_member_is_summed_reads_it(tmp_path: Path, monkey
         try:
             assert summing.wait(100)
             child.start()
-            assert results.get(timeout=60) == 3
-            child.join(60)
+            assert results.get(timeout=600) == 3
+            child.join(600)
         finally:
             forked.set()
             child.kill()

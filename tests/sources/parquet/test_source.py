@@ -380,8 +380,8 @@ def test_a_forked_process_reads_on(folder: Path, monkeypatch: pytest.MonkeyPatch
     results: multiprocessing.Queue[int] = context.Queue()
     child = context.Process(target=_read, args=(source, results), daemon=True)
     child.start()
-    assert results.get(timeout=60) == sum(range(ROWS))
-    child.join(20)
+    assert results.get(timeout=600) == sum(range(ROWS))
+    child.join(600)
 
 
 def test_threads_read_at_once_with_few_files_open(
@@ -724,9 +724,9 @@ def test_damaged_bytes_are_refused_or_do_no_harm(tmp_path: Path) -> None:
     seed = int.from_bytes(os.urandom(4), "little") if not os.environ.get("CI") else 1
     child = context.Process(target=_try_all, args=(str(path), path.read_bytes(), seed, 300, results), daemon=True)
     child.start()
-    child.join(100)
+    child.join(600)
     assert child.exitcode == 0, f"seed {seed}: the process ended with {child.exitcode}"
-    wrong, refused = results.get(timeout=10)
+    wrong, refused = results.get(timeout=600)
     assert wrong == 0, f"seed {seed}"
     assert refused > 100
 

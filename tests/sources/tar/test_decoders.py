@@ -239,9 +239,9 @@ def test_decoders_of_the_users_own(tmp_path: Path) -> None:
 def test_real_sounds_in_a_shard_are_read_as_soundfile_reads_them(tmp_path: Path) -> None:
     """The prompts of a telephone exchange (Debian's asterisk-core-sounds-en-wav): 0.2 to 73 seconds each."""
     package = "asterisk-core-sounds-en-wav"
-    subprocess.run(["apt-get", "download", package], cwd=tmp_path, check=True, timeout=300, capture_output=True)
+    subprocess.run(["apt-get", "download", package], cwd=tmp_path, check=True, timeout=600, capture_output=True)
     archive = next(tmp_path.glob("*.deb"))
-    subprocess.run(["dpkg", "-x", archive.name, "unpacked"], cwd=tmp_path, check=True, timeout=300)
+    subprocess.run(["dpkg", "-x", archive.name, "unpacked"], cwd=tmp_path, check=True, timeout=600)
     files = sorted((tmp_path / "unpacked").rglob("*.wav"))
     with webdataset.ShardWriter(f"{tmp_path}/s-%d.tar", maxcount=100, verbose=0) as writer:
         for number, file in enumerate(files):

@@ -143,7 +143,7 @@ def test_many_processes_index_a_shard_once(tmp_path: Path) -> None:
     children = [context.Process(target=_index, args=(str(shard), results)) for _ in range(4)]
     for child in children:
         child.start()
-    assert [results.get(timeout=60) for _ in children] == [500] * 4
+    assert [results.get(timeout=600) for _ in children] == [500] * 4
     for child in children:
         child.join(timeout=60)
     left = sorted(path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock"))
@@ -163,7 +163,7 @@ def test_who_waits_says_for_what_and_goes_on_when_the_other_is_killed(
     ready: multiprocessing.Queue[int] = context.Queue()
     holder = context.Process(target=_hold, args=(str(tmp_path), ready))
     holder.start()
-    ready.get(timeout=60)
+    ready.get(timeout=600)
     monkeypatch.setattr(tar_store, "_REPORT_SECONDS", 0.2)
     said: list[str] = []
 
