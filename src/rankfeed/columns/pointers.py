@@ -318,7 +318,8 @@ class PendingCopies:
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads, self._library = threads, native_library()  # which the interpreter's end does not take away
+        # Attributes, since module globals are gone at the interpreter's exit.
+        self._threads, self._library, self._begun = threads, native_library(), _BEGUN
         self._jobs: list[CopyJob] = []
         #: Seconds that threads of the library took for the copies which have been made.
         self.seconds = 0.0
@@ -328,11 +329,11 @@ class PendingCopies:
         table, targets = rows._table.native, address_or_zero(offsets)
         job = CopyJob(table, rows._at, rows._count, targets, address, stride, _LOST, 1)
         # Kept before it is begun: an interrupt may come after each call.
-        _BEGUN[id(job)] = job, rows, offsets, keep
+        self._begun[id(job)] = job, rows, offsets, keep
         self._jobs.append(job)
         if not self._library.rankfeed_submit(job, self._threads):  # there is no thread, or no row
             self._jobs.pop()
-            del _BEGUN[id(job)]
+            del self._begun[id(job)]
             rows._copy_to(address, offsets, stride, keep, None)
 
     def wait(self) -> bool:
@@ -343,7 +344,7 @@ class PendingCopies:
             all_made &= bool(self._library.rankfeed_wait(job))
             self.seconds += job.nanoseconds / 1e9
             self._jobs.pop()
-            _BEGUN.pop(id(job), None)
+            self._begun.pop(id(job), None)
         return all_made
 
 
