@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import random
+import threading
 import time
+import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -221,3 +223,54 @@ def test_threads_read_and_set_the_state_of_torchs_generator_one_after_another(
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(read, range(2))) == [20, 20]
     assert at_once["most"] == 1
+
+
+GENERATORS = {"torch": lambda: torch.rand(()), "numpy.random": np.random.rand, "random": random.random}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("collate_fn", [None, lambda samples: {"size": len(samples)}])
+def test_threads_that_draw_from_a_global_generator_are_a_warning(name: str, collate_fn: Any) -> None:
+    def draw(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "draw": float(GENERATORS[name]())}
+
+    loader = feed(num_workers=2, transform=draw, collate_fn=collate_fn)
+    states = torch.get_rng_state(), random.getstate()
+    with pytest.warns(UserWarning, match=rf"generators of {name}, .*transform\(sample, rng\)"):
+        next(iter(loader))
+    if name != "torch":  # the worker threads draw from it
+        assert torch.equal(torch.get_rng_state(), states[0])
+    if name != "random":
+        assert random.getstate() == states[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(loader)  # warns once
+
+
+def test_threads_of_a_dataset_that_draws_are_a_warning() -> None:
+    loader = Loader(from_dataset(Drawing(20)), 4, num_workers=2, topology=Topology())
+    with pytest.warns(
+        UserWarning, match=r"generators of numpy.random and random and torch, .*worker_kind='process'"
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_no_warning_where_other_threads_draw_or_the_generators_are_seeded(engine: dict[str, Any]) -> None:
+    is_over = threading.Event()
+
+    def train() -> None:
+        while not is_over.wait(1e-3):
+            torch.rand(()), np.random.rand(), random.random()
+
+    training = threading.Thread(target=train)
+    training.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            list(feed(transform=keyed, **engine))
+            if "worker_kind" in engine or not engine["num_workers"]:
+                list(feed(transform=from_globals, **engine))
+    finally:
+        is_over.set()
+        training.join()

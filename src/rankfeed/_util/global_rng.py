@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,12 +52,10 @@ def preserve_rng_state() -> Iterator[None]:
         random.setstate(states[1])
 
 
-def rng_states() -> list[bytes]:
-    """The states of the global generators, to find out whether one was drawn from."""
+def rng_states() -> dict[str, Any]:
+    """The state of each global generator, to find out whether it was drawn from."""
     with _GENERATOR.lock:
         torch_state = torch.get_rng_state()
-    return [
-        torch_state.numpy().tobytes(),
-        repr(np.random.get_state(legacy=False)).encode(),
-        repr(random.getstate()).encode(),
-    ]
+    name, keys, *others = np.random.get_state()
+    numpy_state = name, np.asarray(keys).tobytes(), *others
+    return {"torch": torch_state.numpy().tobytes(), "numpy.random": numpy_state, "random": random.getstate()}

@@ -6,6 +6,7 @@ necessary.
 
 import copy
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankfeed._util.global_rng import preserve_rng_state, seed_global_rngs
+from rankfeed._util.global_rng import preserve_rng_state, rng_states, seed_global_rngs
 from rankfeed._util.native import native_library
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.buffers import BufferPool
@@ -64,6 +65,8 @@ _MAX_FIELDS_SHOWN = 8
 _PREFETCH_CALLS = 8
 #: Bytes and number of the batches that are built at once: a batch that is kept keeps the memory of the others.
 _BYTES_AT_ONCE, _MAX_AT_ONCE = 4 << 20, 32
+#: Samples whose use of global generators is watched, and seconds after each in which nothing else may use them.
+_SAMPLES_WATCHED, _MAX_PAUSE = 3, 0.05
 
 
 class StageSeconds(NamedTuple):
@@ -293,6 +296,36 @@ class BatchBuilder:
         if self.source.collate is None or flat_fields(layout) is not None:
             self.layout = resolve_dtypes(layout)
         self.has_layout = True
+
+    def warn_of_shared_rngs(self) -> None:
+        """Warn if samples draw from global generators, which threads share: each run would draw other numbers."""
+        if self.seed_globals or not (self.source.runs_user_code or self.transform is not None):
+            return
+        drawn = {"torch", "numpy.random", "random"}
+        with preserve_rng_state():
+            for sample_id in probe_ids(len(self.source), _SAMPLES_WATCHED).tolist():
+                before, began = rng_states(), time.perf_counter()
+                try:
+                    self._rows(BatchSpec(0, np.array([sample_id]), None, 0, 0, 0))
+                except Exception as error:  # which the step raises that the sample belongs to
+                    reraise_interrupt(error)
+                    return
+                after = rng_states()
+                drawn = {name for name in drawn if after[name] != before[name]}
+                if not drawn:
+                    return
+                # Generators that other threads of the program use change without the sample, too.
+                time.sleep(min(time.perf_counter() - began, _MAX_PAUSE))
+                now = rng_states()
+                drawn = {name for name in drawn if now[name] == after[name]}
+        if drawn:
+            owner = "the transform" if not self.source.runs_user_code else "the Dataset or the transform"
+            warnings.warn(
+                f"{owner} draws from the global generators of {' and '.join(sorted(drawn))}, which worker threads "
+                "share: the samples differ in each run. Use the generator of transform(sample, rng), or "
+                "worker_kind='process', which seeds the global generators for each sample.",
+                stacklevel=2,
+            )
 
     def layout_of(self, spec: BatchSpec) -> Layout | RankfeedError | None:
         """The layout of a stream's samples after the transform; the error if they differ; None without samples."""

@@ -60,6 +60,7 @@ class MapFeed:
 
             self._engine = ProcessEngine(builder, options.num_workers, options.prefetch_factor)
         self._measured_plan: Plan | None = None
+        self._has_checked_rngs = False
         self._open_properties, self._audit, self._ledger = open_properties, audit, ledger
         #: Digest of samples in a loaded state, and whether it was compared by a run of this feed.
         self._loaded_content, self._has_begun = "", False
@@ -152,6 +153,9 @@ class MapFeed:
         if self._loaded_content and not self._has_identity and not self._has_begun:
             check_content(self._loaded_content, self._content, self.source)
         self._has_begun = True
+        if not self._has_checked_rngs:
+            self._has_checked_rngs = True
+            self._builder.warn_of_shared_rngs()
         for result in self._batches(schedule, topology.local_world_size):
             if result.step + 1 == len(schedule):
                 self.source.check_unchanged()
