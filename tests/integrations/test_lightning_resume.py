@@ -16,6 +16,7 @@ from rankfeed.errors import ArgumentError, StateError
 need_package("lightning")
 import lightning.pytorch as L  # noqa: E402
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint  # noqa: E402
+from lightning.pytorch.tuner import Tuner  # noqa: E402
 from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
 
 from rankfeed.integrations.lightning import LoaderCheck  # noqa: E402
@@ -376,6 +377,114 @@ def test_a_stream_cannot_train_and_validate_at_the_same_time() -> None:
     feed = rf.Loader(rf.from_iterable(numbers), 2)
     with pytest.raises(ArgumentError, match="cannot be read twice"):
         trainer(max_epochs=1).fit(Model(), feed, feed)
+
+
+class Preparing(Model):
+    """Uses its training loader in a hook, before the Trainer takes its first batch."""
+
+    def __init__(self, hook: str, use: str) -> None:
+        super().__init__()
+        self.hook, self.use = hook, use
+
+    def use_loader(self, hook: str) -> None:
+        if hook != self.hook:
+            return
+        if self.use == "length":
+            assert self.trainer.estimated_stepping_batches  # -1 for a stream
+        else:
+            self.trainer.fit_loop.setup_data()
+            batches = iter(self.trainer.train_dataloader)
+            for _ in range(1 if self.use == "batch" else STEPS):
+                next(batches)
+
+    def setup(self, stage: str) -> None:
+        self.use_loader("setup")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        self.use_loader("configure_optimizers")
+        return super().configure_optimizers()
+
+    def on_fit_start(self) -> None:
+        self.use_loader("on_fit_start")
+
+    def on_train_start(self) -> None:
+        self.use_loader("on_train_start")
+
+
+@pytest.fixture(scope="module")
+def every_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of each step of two epochs."""
+    folder = tmp_path_factory.mktemp("every_step")
+    trainer(saver(folder, every_n_train_steps=1), max_epochs=2).fit(Model(), loader())
+    return folder
+
+
+@pytest.mark.parametrize("check", [True, False], ids=["with the callback", "without"])
+@pytest.mark.parametrize(
+    ("hook", "use"),
+    [
+        ("setup", "length"),
+        ("configure_optimizers", "length"),
+        ("configure_optimizers", "batch"),
+        ("on_fit_start", "length"),
+        ("on_fit_start", "batch"),
+        ("on_fit_start", "epoch"),
+        ("on_train_start", "length"),
+        ("on_train_start", "batch"),
+    ],
+)
+def test_what_uses_the_loader_before_training_changes_neither_its_position_nor_later_checkpoints(
+    hook: str, use: str, check: bool, every_step: Path, tmp_path: Path
+) -> None:
+    due = planned(range(3))
+    # At on_train_start after a checkpoint of a last batch, nothing is left of the epoch to read.
+    starts = [0, 3, STEPS + 2] if hook == "on_train_start" else [0, 3, STEPS, STEPS + 2]
+    for start in starts:
+        model, folder = Preparing(hook, use), tmp_path / str(start)
+        checkpoint = {"ckpt_path": every_step / f"step={start}.ckpt"} if start else {}
+        keep = saver(folder, every_n_train_steps=1)
+        trainer(keep, check=check, max_epochs=3).fit(model, loader(), **checkpoint)
+        assert model.trained == due[start:], start
+        for step in range(start + 1, start + 3) if check else ():
+            again = Model()
+            trainer(max_epochs=3).fit(again, loader(), ckpt_path=folder / f"step={step}.ckpt")
+            assert again.trained == due[step:], (start, step)
+
+
+def test_a_stream_resumes_though_it_was_set_up_before_the_checkpoint_was_read(tmp_path: Path) -> None:
+    def fit(model: Model, *callbacks: Any, **options: Any) -> Steps:
+        trainer(*callbacks, max_epochs=2).fit(model, rf.Loader(rf.from_iterable(numbers), 2), **options)
+        return model.trained
+
+    whole = fit(Model(), saver(tmp_path, every_n_train_steps=1))
+    for step in (3, 5, 7):
+        for model in (Preparing("configure_optimizers", "length"), Preparing("on_fit_start", "batch")):
+            assert fit(model, ckpt_path=tmp_path / f"step={step}.ckpt") == whole[step:]
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_learning_rate_finder_leaves_the_loader_at_the_start(
+    start: int, every_step: Path, tmp_path: Path
+) -> None:
+    run, model, feed = trainer(default_root_dir=tmp_path, max_epochs=2), Model(), loader()
+    model.lr = 0.1
+    Tuner(run).lr_find(model, feed, num_training=4)
+    model.trained.clear()
+    run.fit(model, feed, ckpt_path=every_step / f"step={start}.ckpt" if start else None)
+    assert model.trained == planned(range(2))[start:]
+
+
+def test_a_hook_that_reads_the_training_loader_during_an_epoch_is_refused() -> None:
+    class Peeking(Model):
+        def on_train_batch_end(self, *_: Any) -> None:
+            super().on_train_batch_end()
+            if len(self.trained) == 3:
+                next(iter(self.trainer.train_dataloader))
+
+    model = Peeking()
+    with pytest.raises(ArgumentError, match=r"(?s)was iterated by other code.*create another Loader"):
+        trainer(max_epochs=1).fit(model, loader())
+    assert len(model.trained) <= 5
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 from torch import distributed
 
+from rankfeed.errors import ArgumentError
 from rankfeed.loading import Loader
+from rankfeed.loading._compat import rankfeed_loaders
 from rankfeed.plan import Cursor, Schedule
 
 _T = TypeVar("_T")
@@ -80,12 +82,6 @@ def warn_without_mpi() -> None:
 # the next one, and saves the state of loaders that are one batch ahead (Lightning-AI/pytorch-lightning#19764).
 
 
-def rankfeed_loaders(loop: Any) -> list[Loader]:
-    """The rankfeed loaders that a loop of Lightning reads."""
-    combined = loop._combined_loader
-    return [each for each in ([] if combined is None else combined.flattened) if isinstance(each, Loader)]
-
-
 def positions_after_batch(loop: Any) -> dict[Loader, Cursor]:
     """Positions of the loaders after the batch that a fit loop has taken last."""
     # Of loaders without a length it holds one more batch, to see their end in advance.
@@ -99,6 +95,16 @@ def positions_after_epoch_end(loop: Any, before: Mapping[Loader, Cursor]) -> dic
     """Positions after a batch, corrected for loaders that are shorter than others and have ended."""
     positions, epoch = positions_after_batch(loop), loop.epoch_progress.current.processed
     for loader, cursor in positions.items():
+        is_behind = (cursor.epoch, cursor.position) <= (before[loader].epoch, before[loader].position)
+        if is_behind and loop.epoch_loop.batch_progress.current.processed > 1:
+            raise ArgumentError(
+                "a training loader was iterated by other code during an epoch: it has one position, and "
+                "checkpoints would have that of the other iteration",
+                expected=f"more than {before[loader].position} samples of epoch {before[loader].epoch} delivered",
+                found=f"{cursor.position} of epoch {cursor.epoch}",
+                where=f"rank {loader.topology.rank} of {loader.topology.world_size}",
+                remedy="create another Loader, over the same source if you like, for hooks that read batches",
+            )
         if loop._combined_loader._mode == "max_size":
             # It has moved on to its next epoch, and would be read in this one.
             if cursor.epoch > before[loader].epoch:
@@ -148,7 +154,7 @@ def correct_resumed_epoch(loop: Any) -> None:
         inner._batches_that_stepped += not inner._should_accumulate()
     for counts in (epochs.total, current):
         counts.ready = counts.completed = counts.processed
-    loop._restarting = inner.restarting = False
+    loop._restarting = inner.restarting = loop._resuming_from_checkpoint = False
     loop.update_restart_stage()
 
 

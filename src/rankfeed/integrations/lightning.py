@@ -18,6 +18,7 @@ from rankfeed.diagnostics.lockstep import Lockstep
 from rankfeed.errors import ArgumentError, PlanError, listed
 from rankfeed.integrations import _compat
 from rankfeed.loading import Loader
+from rankfeed.loading._compat import rankfeed_loaders, restore_positions
 from rankfeed.plan import Cursor
 from rankfeed.sources.extras import need
 from rankfeed.topology import process_group
@@ -50,7 +51,7 @@ class LoaderCheck(_callback_class()):  # type: ignore[misc]
     Raises:
         PlanError: the ranks would take different numbers of batches; names them.
         ArgumentError: ``overfit_batches`` is set, and a rankfeed.Loader shuffles: epochs would differ. Or a Loader
-            is used twice: it has only one position.
+            is used twice, or other code iterates it during an epoch: it has only one position.
 
     Examples:
         >>> import lightning as L
@@ -68,6 +69,7 @@ class LoaderCheck(_callback_class()):  # type: ignore[misc]
         loaders = _refuse_reuse(trainer.fit_loop)
         if trainer.overfit_batches > 0:
             _refuse_shuffle(loaders)
+        restore_positions(trainer.fit_loop)
         _compat.correct_resumed_epoch(trainer.fit_loop)
         self.on_train_epoch_start(trainer, pl_module)
         _compare_ranks("val", trainer.num_val_batches)
@@ -233,8 +235,8 @@ def _refuse_shuffle(loaders: list[Loader]) -> None:
 
 def _refuse_reuse(loop: Any) -> list[Loader]:
     """The rankfeed loaders of a fit loop, of which none may train and be read elsewhere."""
-    training = _compat.rankfeed_loaders(loop)
-    used = [*training, *_compat.rankfeed_loaders(loop.epoch_loop.val_loop)]
+    training = rankfeed_loaders(loop)
+    used = [*training, *rankfeed_loaders(loop.epoch_loop.val_loop)]
     if any(used.count(loader) > 1 for loader in training):
         raise ArgumentError(
             "one Loader cannot be read twice at the same time: it has one position, which checkpoints save",

@@ -65,7 +65,9 @@ class DataLoaderCompat:
 
 
 # Lightning 2.6: a Trainer that resumes in mid-epoch limits this epoch to the number of batches that it counted
-# before the loaders resumed, and counts the batches done by itself (Lightning-AI/pytorch-lightning#19764).
+# before the loaders resumed, and counts the batches done by itself (Lightning-AI/pytorch-lightning#19764). It
+# loads the states of loaders only when it sets them up, which `estimated_stepping_batches` does before it reads a
+# checkpoint (#20550), and reads its first epoch with the iterators that it created then.
 
 _FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
 _USE_LOADER_CHECK = (
@@ -87,7 +89,9 @@ class SamplerShim:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch, but not back from a loaded position that has not been read on from."""
-        loader, progress = self.loader, self.loader.progress
+        loader, progress, fit_loop = self.loader, self.loader.progress, _calling_fit_loop()
+        if fit_loop is not None:
+            restore_positions(fit_loop)
         if not loader.is_stream and not loader.is_recounted:
             begun, steps, topology = progress.begun, len(loader), loader.topology
             whole = len(loader.schedule_at(Cursor()))
@@ -100,22 +104,42 @@ class SamplerShim:
                     where=_rank(topology),
                     remedy=_USE_LOADER_CHECK,
                 )
-        begun, fit_loop = progress.begun, _resuming_fit_loop()
+        begun = progress.begun
         is_unread = begun.position and progress.cursor == begun
         if epoch >= begun.epoch or not is_unread:
             loader.set_epoch(epoch)
         progress.is_loaded = False  # Lightning expects the rest of the epoch that it saved, even if it is empty
-        if fit_loop is not None:
+        if fit_loop is not None and fit_loop.restarting:
             _check_batches_done(loader, begun.epoch, epoch, fit_loop)
 
 
-def _resuming_fit_loop() -> Any:
-    """The fit loop of a Lightning Trainer that is resuming and calls `set_epoch`; None for any other caller."""
+def _calling_fit_loop() -> Any:
+    """The fit loop of a Lightning Trainer that calls `set_epoch`; None for any other caller."""
     for frame in _callers():
         if frame.f_code.co_name == "on_advance_start" and frame.f_globals.get("__name__") in _FIT_LOOPS:
-            loop = frame.f_locals["self"]
-            return loop if loop.restarting else None
+            return frame.f_locals["self"]
     return None
+
+
+def rankfeed_loaders(loop: Any) -> list[Any]:
+    """The rankfeed loaders that a loop of Lightning reads."""
+    combined = loop._combined_loader
+    loaders = [] if combined is None else combined.flattened
+    return [loader for loader in loaders if isinstance(loader, DataLoaderCompat)]
+
+
+def restore_positions(loop: Any) -> None:
+    """Let the first epoch of a fit begin at its checkpoint or start, whatever used its loaders before."""
+    fetcher, is_early = loop._data_fetcher, bool(loop.restarting and loop._combined_loader_states_to_load)
+    if is_early:
+        loop._load_combined_loader_states()
+    # The first epoch has fetched no batch yet, or one if the number of batches is unknown.
+    loaders = [] if fetcher.fetched else rankfeed_loaders(loop)
+    read = [loader.progress for loader in loaders if loader.progress.started]
+    for progress in read:
+        progress.go_to(progress.begun)
+    if is_early or read:
+        iter(fetcher)  # its iterators are not the latest ones, or have read a batch of a stream
 
 
 def _check_batches_done(loader: Any, saved_epoch: int, epoch: int, loop: Any) -> None:
@@ -144,7 +168,7 @@ def _check_batches_done(loader: Any, saved_epoch: int, epoch: int, loop: Any) ->
             found=found,
             where=_rank(loader.topology),
             remedy=f"{_USE_LOADER_CHECK}; instead of a checkpoint saved without it, of a stream or during a "
-            "batch, use one saved at the end of an epoch",
+            "batch, use one saved at the end of an epoch; hooks that read batches need another Loader",
         )
 
 
