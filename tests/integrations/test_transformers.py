@@ -19,7 +19,7 @@ from tests.support import jobs
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
-from rankfeed.errors import ArgumentError, SourceError, StateError
+from rankfeed.errors import ArgumentError, SourceError, StateError, TransformError
 from rankfeed.integrations.accelerate import accelerated
 from rankfeed.integrations.transformers import FeedMixin, PadTokens
 from rankfeed.integrations.transformers.trainer import TrainerFeed
@@ -462,7 +462,7 @@ def test_what_a_trainer_cannot_be_fed_by_is_refused(
         Once(tmp_path, source, train_sampling_strategy="group_by_length").train()
     with pytest.raises(ArgumentError, match="1 ranks"):
         Once(tmp_path, rf.Loader(source, 4, topology=rf.Topology(rank=1, world_size=2))).train()
-    with pytest.raises(ArgumentError, match="uses none of the source's columns"):
+    with pytest.raises(ArgumentError, match="uses none of the source's columns as an input"):
         Once(tmp_path, rf.from_dataset([{"x": 1}])).train()
     with pytest.raises(ArgumentError, match="pad"):
         Once(tmp_path, source).evaluate(rf.Loader(source, 8))
@@ -473,6 +473,77 @@ def test_what_a_trainer_cannot_be_fed_by_is_refused(
         peers.get_eval_dataloader(rf.Loader(source, peers.args.eval_batch_size, tail="pad"))
     with pytest.raises(ArgumentError, match="Transformers 5"):
         FeedMixin()
+
+
+class Pictures:
+    """Images with labels, of which a model for images takes only the labels."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": np.full((3, 8, 8), index, np.float32), "label": index % 2}
+
+
+def picture_trainer(out: Path, data: Any, collator: Any, **options: Any) -> Any:
+    sizes = {"image_size": 8, "patch_size": 4, "hidden_size": 8, "intermediate_size": 8}
+    config = transformers.ViTConfig(num_hidden_layers=1, num_attention_heads=1, **sizes)
+    return job.Trainer(
+        model=transformers.ViTForImageClassification(config),
+        args=job.arguments(out, per_device_train_batch_size=BATCH, num_train_epochs=1, **options),
+        train_dataset=data,
+        eval_dataset=data,
+        data_collator=collator,
+    )
+
+
+def collate_pictures(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    pixels = torch.stack([torch.as_tensor(sample["image"]) for sample in samples])
+    return {"pixel_values": pixels, "labels": torch.tensor([sample["label"] for sample in samples])}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("collator", [None, collate_pictures], ids=["default", "own"])
+@pytest.mark.parametrize("is_loader", [False, True], ids=["source", "loader"])
+def test_images_that_the_trainer_removes_are_an_error_that_names_the_setting(
+    collator: Any, is_loader: bool, tmp_path: Path
+) -> None:
+    source = rf.from_dataset(Pictures())
+    data = rf.Loader(source, BATCH) if is_loader else source
+    trainer = picture_trainer(tmp_path, data, collator)
+    with pytest.raises(ArgumentError, match=r"(?s)removes image.*remove_unused_columns=False"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    if not is_loader:
+        with pytest.raises(ArgumentError, match=r"(?s)removes image.*remove_unused_columns=False"):
+            trainer.evaluate()
+
+
+@pytest.mark.timeout(300)
+def test_a_collator_that_needs_one_removed_column_of_several_is_an_error_that_names_both(tmp_path: Path) -> None:
+    source = rf.from_dataset([{"pixel_values": np.zeros((3, 8, 8)), "image": index} for index in range(8)])
+
+    def collate(samples: list[dict[str, Any]]) -> Any:
+        return {"pixel_values": [sample["pixel_values"] for sample in samples], "labels": samples[0]["image"]}
+
+    with pytest.raises(TransformError, match=r"(?s)data_collator needs the column 'image'.*removes image"):
+        picture_trainer(tmp_path, source, collate).train()
+
+
+@pytest.mark.timeout(300)
+def test_images_train_without_removal_or_by_a_transform(tmp_path: Path) -> None:
+    source = rf.from_dataset(Pictures())
+    whole = picture_trainer(tmp_path, source, collate_pictures, remove_unused_columns=False)
+    whole.train()
+    assert whole.state.global_step == 3
+    assert whole.evaluate()["eval_loss"] > 0
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"pixel_values": sample["image"], "labels": sample["label"], "note": 1}
+
+    trainer = picture_trainer(tmp_path, rf.Loader(source, BATCH, transform=transform), None)
+    trainer.train()
+    assert trainer.state.global_step == 3
 
 
 @pytest.mark.soak

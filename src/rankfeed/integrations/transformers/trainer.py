@@ -6,7 +6,8 @@ processes when it resumes (huggingface/transformers#34365 on its sharding).
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,39 @@ def is_fed(dataset: Any) -> bool:
     return isinstance(dataset, (Source, Loader))
 
 
+@dataclass(frozen=True)
+class ModelColumns:
+    """The arguments of a model's forward, which ``remove_unused_columns`` keeps, and which of them are labels."""
+
+    arguments: frozenset[str]
+    labels: frozenset[str]
+
+    def kept(self, names: Collection[str]) -> list[str]:
+        """The columns that the model uses; an ArgumentError if it would get labels alone."""
+        kept = [name for name in names if name in self.arguments]
+        if len(kept) < len(names) and self.labels.issuperset(kept):
+            raise self.removed_error("the model uses none of the source's columns as an input", names)
+        return kept
+
+    def removed_error(self, failure: str, names: Collection[str]) -> ArgumentError:
+        """An error whose cause is a column that was removed."""
+        removed = [name for name in names if name not in self.arguments]
+        return ArgumentError(
+            failure,
+            expected=f"arguments of the model's forward: {', '.join(sorted(self.arguments - self.labels))}",
+            found=f"remove_unused_columns=True, which removes {', '.join(removed)}",
+            remedy="TrainingArguments(remove_unused_columns=False) if the data_collator makes the arguments from "
+            "these columns; else rename them, or pass a rankfeed.Loader whose transform returns the arguments",
+        )
+
+
 class TrainerFeed:
     """The batches of a loader without padding rows and with the columns that the model uses."""
 
     def __init__(
         self,
         loader: Loader,
-        columns: set[str] | None = None,
+        columns: ModelColumns | None = None,
         gradient_state: Any = None,
         *,
         masks_loss: bool = True,
@@ -102,11 +129,12 @@ class TrainerFeed:
             self.rows = next(map(len, columns), 0)
         else:
             self.rows = int(valid.sum())  # padding is at the end
-        chosen = {name for name in batch if name != "valid" and (self._columns is None or name in self._columns)}
-        self._check_nulls(batch, chosen)
+        names = [name for name in batch if name != "valid"]
+        kept = names if self._columns is None else self._columns.kept(names)
+        self._check_nulls(batch, set(kept))
         if valid is None or self.rows == len(valid):
-            return {name: batch[name] for name in batch if name in chosen}
-        return {name: batch[name][: max(self.rows, 1)] for name in batch if name in chosen}
+            return {name: batch[name] for name in kept}
+        return {name: batch[name][: max(self.rows, 1)] for name in kept}
 
     def _check_nulls(self, batch: dict[str, Any], chosen: set[str]) -> None:
         """Refuse nulls of a column that the model uses without the mask of the column."""
@@ -172,6 +200,7 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
     _is_shifted = False
     # Attributes of the Trainer.
     gather_function: Any
+    label_names: list[str]
     model_accepts_loss_kwargs: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -247,12 +276,13 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
             )
         return TrainerFeed(loader, self._model_columns(), self.accelerator.gradient_state)
 
-    def _model_columns(self) -> set[str] | None:
+    def _model_columns(self) -> ModelColumns | None:
         """The columns that the model uses; None if others are not removed."""
         if not self.args.remove_unused_columns:
             return None
         self._set_signature_columns_if_needed()
-        return set(self._signature_columns)
+        labels = frozenset(("label", "label_ids", *self.label_names))
+        return ModelColumns(frozenset(self._signature_columns), labels)
 
     def _make_loader(self, dataset: Source | Loader, batch_size: int, *, shuffle: bool, tail: Any) -> Loader:
         args = self.args
@@ -276,15 +306,8 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
 
     def _loader_of_source(self, source: Source, batch_size: int, shuffle: bool, tail: Any) -> Loader:
         args = self.args
-        used, fields = self._model_columns(), source.fields
-        columns = [name for name in fields if used is None or name in used]
-        if not columns:
-            raise ArgumentError(
-                "the model uses none of the source's columns",
-                expected=", ".join(sorted(used or ())),
-                found=", ".join(fields),
-                remedy="rename them, or remove_unused_columns=False",
-            )
+        used, fields = self._model_columns(), [*source.fields]
+        columns = fields if used is None else used.kept(fields)
         collator = self.data_collator
         if collator is need("transformers", extra="transformers").default_data_collator:
             collator = PadTokens(pad_token_id=getattr(self.processing_class, "pad_token_id", None) or 0)
@@ -299,7 +322,7 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
             num_workers=args.dataloader_num_workers,
             prefetch_factor=args.dataloader_prefetch_factor or 2,
             batch_transform=collator if pads else None,
-            collate_fn=None if pads else partial(_plain_dict, collator),
+            collate_fn=None if pads else partial(_plain_dict, collator, used, fields),
         )
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -444,9 +467,16 @@ def _epoch_keeper(trainer: FeedMixin) -> Any:
     return EpochOfFeed()
 
 
-def _plain_dict(collator: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+def _plain_dict(
+    collator: Callable[[list[Any]], Any], used: ModelColumns | None, names: list[str], samples: list[Any]
+) -> Any:
     """A collator's batch as a plain dict, to which a loader can add its mask."""
-    batch = collator(samples)
+    try:
+        batch = collator(samples)
+    except KeyError as error:
+        if used is None or error.args[0] not in names or error.args[0] in used.arguments:
+            raise
+        raise used.removed_error(f"the data_collator needs the column {error.args[0]!r}", names) from error
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 
