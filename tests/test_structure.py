@@ -2,6 +2,7 @@
 
 import ast
 import os
+import py_compile
 import re
 import subprocess
 import sys
@@ -78,8 +79,11 @@ def test_types_are_complete_and_consistent() -> None:
 
 
 @pytest.mark.slow
-def test_documentation_builds_without_a_warning(tmp_path: Path) -> None:
+def test_documentation_builds_without_a_warning_and_publishes_no_code(tmp_path: Path) -> None:
+    py_compile.compile(str(ROOT / "docs" / "images" / "epoch.py"))  # as its import does
     run("mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site"))
+    assert (tmp_path / "site" / "index.html").exists()
+    assert [path for path in (tmp_path / "site").rglob("*") if path.suffix.startswith(".py")] == []
 
 
 def test_records_can_be_read_by_several_threads_at_once() -> None:
