@@ -19,7 +19,7 @@ export PYTHONUNBUFFERED := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint format bench docs clean
+.PHONY: help setup demo test test-all package soak lint format bench docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ test: setup  ## run the tests, of the expensive ones a representative case each:
 
 test-all: setup  ## run all tests but the soaks, as .ci/run does: within 25 minutes on 2 cores
 	$(BIN)/python -m pytest -n $(JOBS) --max-worker-restart 3 -m "not soak" $(ARGS)
+
+package: setup  ## install sdist and wheel into fresh environments, and use them: alone, and with each extra
+	$(BIN)/python -m tests.packages.install $(ARGS)
 
 # One at a time and with its output shown: a soak's figures are its point.
 soak: setup  ## run the tests that take hours and print what they measured

@@ -5,33 +5,17 @@ block (``python title="train.py"``) is a file that the reader would write: it is
 """
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support.documented import BLOCK, ROOT, program_of
 
-ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(__file__).parent / "support" / "programs.py"
-BLOCK = re.compile(r'^```python(?: title="(?P<title>[^"]+)")?\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE)
 PAGES = [
     page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if BLOCK.search(page.read_text())
 ]
-
-
-def program_of(page: Path) -> tuple[str, dict[str, str]]:
-    """The page's program, its lines where they stand in the page, and the files it shows."""
-    text = page.read_text()
-    program = ""
-    files = {}
-    for block in BLOCK.finditer(text):
-        if block["title"]:
-            files[block["title"]] = block["code"]
-            continue
-        # Empty lines in between, so that a traceback's line is the page's.
-        program += "\n" * (text.count("\n", 0, block.start("code")) - program.count("\n")) + block["code"]
-    return program, files
 
 
 @pytest.fixture(scope="module")
