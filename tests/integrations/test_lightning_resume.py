@@ -526,6 +526,19 @@ def test_a_checkpoint_that_misses_a_batch_in_hand_is_refused(
         trainer(check=check, max_epochs=1).fit(Model(), feed, ckpt_path=unchecked[name])
 
 
+@pytest.mark.parametrize("check", [False, True], ids=["without", "with"])
+def test_a_checkpoint_that_begins_its_epoch_again_is_refused(
+    check: bool, last_batch: Path, tmp_path: Path
+) -> None:
+    keep = saver(tmp_path, every_n_train_steps=1)
+    trainer(keep, check=False, max_epochs=2).fit(Model(), loader(), ckpt_path=last_batch)
+    for step in (STEPS + 1, 2 * STEPS - 1):
+        model = Model()
+        with pytest.raises(StateError, match=r"(?s)would lose or repeat samples.*LoaderCheck\(\)"):
+            trainer(check=check, max_epochs=2).fit(model, loader(), ckpt_path=tmp_path / f"step={step}.ckpt")
+        assert model.trained == []
+
+
 @pytest.mark.parametrize("saved", ["last_batch", "epoch_end", "after_fit"])
 @pytest.mark.parametrize(("rows", "limit"), [(ROWS, "max_steps"), (2, "max_epochs"), (8, "max_steps")])
 def test_without_the_callback_no_epoch_is_cut_short(

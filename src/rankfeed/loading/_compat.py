@@ -109,8 +109,13 @@ class SamplerShim:
         if epoch >= begun.epoch or not is_unread:
             loader.set_epoch(epoch)
         progress.is_loaded = False  # Lightning expects the rest of the epoch that it saved, even if it is empty
-        if fit_loop is not None and fit_loop.restarting:
+        if fit_loop is None:
+            return
+        if fit_loop.restarting:
             _check_batches_done(loader, begun.epoch, epoch, fit_loop)
+        elif (state := _ignored_state(loader, fit_loop)).get("epoch") == epoch and state.get("steps"):
+            # The Trainer took this epoch for finished: it was begun after a checkpoint of a last batch.
+            raise _different_batches(loader, epoch, state["steps"], "a Trainer that begins the epoch again")
 
 
 def _calling_fit_loop() -> Any:
@@ -161,15 +166,26 @@ def _check_batches_done(loader: Any, saved_epoch: int, epoch: int, loop: Any) ->
         differs = bool(loop._combined_loader._mode == "max_size" and done and saved_epoch > epoch)
         found = f"it is in epoch {saved_epoch}"
     if differs:
-        raise StateError(
-            "resuming from this checkpoint would lose or repeat samples: the Trainer and the loader are at "
-            "different batches",
-            expected=f"a loader that has delivered the {done} batches of epoch {epoch} that the Trainer has done",
-            found=found,
-            where=_rank(loader.topology),
-            remedy=f"{_USE_LOADER_CHECK}; instead of a checkpoint saved without it, of a stream or during a "
-            "batch, use one saved at the end of an epoch; hooks that read batches need another Loader",
-        )
+        raise _different_batches(loader, epoch, done, found)
+
+
+def _different_batches(loader: Any, epoch: int, done: int, found: str) -> StateError:
+    return StateError(
+        "resuming from this checkpoint would lose or repeat samples: the Trainer and the loader are at "
+        "different batches",
+        expected=f"a loader that has delivered the {done} batches of epoch {epoch} that the Trainer has done",
+        found=found,
+        where=_rank(loader.topology),
+        remedy=f"{_USE_LOADER_CHECK}; instead of a checkpoint saved without it, of a stream or during a "
+        "batch, use one saved at the end of an epoch; hooks that read batches need another Loader",
+    )
+
+
+def _ignored_state(loader: Any, loop: Any) -> Mapping[str, Any]:
+    """The state of a loader in a checkpoint that Lightning has not loaded; empty if there is none."""
+    loaders = [item for item in loop._combined_loader.flattened if hasattr(item, "load_state_dict")]
+    states: dict[Any, Mapping[str, Any]] = dict(zip(loaders, loop._combined_loader_states_to_load, strict=False))
+    return states.get(loader, {})
 
 
 def length_or_inf(loader: Any) -> float:
