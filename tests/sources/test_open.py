@@ -1,5 +1,6 @@
 """What lies at a path is found by looking; where there is nothing to read, it says why."""
 
+import json
 import subprocess
 import sys
 import tarfile
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -142,3 +145,56 @@ def test_what_unpickling_passes_is_no_option(tmp_path: Path) -> None:
         archive.writestr("data.pkl", b"")
     with pytest.raises(ArgumentError, match="no such option"):
         rf.open(tmp_path / "data.pt", files=["data.pt"])
+
+
+# Files that differ.
+
+
+def write_rows(path: Path, table: pa.Table) -> None:
+    """A table in the format of a file's suffix."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix in (".arrow", ".feather"):
+        pa.feather.write_feather(table, path, compression="zstd" if path.suffix == ".feather" else "uncompressed")
+    elif path.suffix == ".csv":
+        pa.csv.write_csv(table, path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather", "csv", "jsonl"])
+def test_files_may_differ_in_columns_that_are_not_read(suffix: str, tmp_path: Path) -> None:
+    plain = {"id": [0, 1], "x": [0.5, 1.5]}
+    write_rows(tmp_path / f"a.{suffix}", pa.table({**plain, "note": pa.nulls(2), "code": [7, 8]}))
+    write_rows(tmp_path / f"b.{suffix}", pa.table({"code": ["p", "q"], "note": ["s", "t"], **plain}))
+    write_rows(tmp_path / f"c.{suffix}", pa.table({**plain, "more": [True, False]}))
+    for columns in (["id", "x"], ["x", "id"]):
+        source = rf.open(tmp_path, columns=columns)
+        assert [sample["id"] for sample in source] == [0, 1] * 3
+        assert [list(sample) for sample in source] == [columns] * 6
+    with pytest.raises(SourceError, match=r"differ in [\s\S]*a\.[\s\S]*columns="):
+        rf.open(tmp_path)
+    with pytest.raises(SourceError, match=r"differ in [\s\S]*code[\s\S]*a\.[\s\S]*b\."):
+        rf.open(tmp_path, columns=["id", "code"])
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
+def test_files_may_differ_in_fields_of_a_struct_that_are_not_read(suffix: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / f"a.{suffix}", pa.table({"s": [{"x": 1, "y": 2}]}))
+    write_rows(tmp_path / f"b.{suffix}", pa.table({"s": [{"y": "two", "x": 3}]}))
+    assert [sample["s.x"] for sample in rf.open(tmp_path, columns=["s.x"])] == [1, 3]
+    with pytest.raises(SourceError, match=r"differ in column 's.y'[\s\S]*a\.[\s\S]*b\."):
+        rf.open(tmp_path, columns=["s.y"])
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
+def test_a_part_without_values_is_named_with_its_remedy(suffix: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / f"a.{suffix}", pa.table({"id": [0], "tags": pa.array([[]], pa.list_(pa.null()))}))
+    write_rows(tmp_path / f"b.{suffix}", pa.table({"id": [1], "tags": [["x"]]}))
+    assert [sample["id"] for sample in rf.open(tmp_path, columns=["id"])] == [0, 1]
+    for options in ({}, {"columns": ["tags"]}):
+        with pytest.raises(
+            SourceError, match=r"'tags'[\s\S]*b\.[\s\S]*with one schema[\s\S]*without values"
+        ) as error:
+            rf.open(tmp_path, **options)
+        assert "columns=" in str(error.value)

@@ -90,7 +90,7 @@ class ArrowSource(ChunkedSource):
         for number, path in enumerate(paths):
             file = self._file(number)
             schema = file.schema if schema is None else schema
-            check_same_schema(schema, file.schema, paths[0], path)
+            check_same_schema(schema, file.schema, paths[0], path, columns)
             rows.append(int(file.starts[-1]))
             if rows[-1]:  # else it has no record batch that tells how its columns are stored
                 plain = set(file.plain) if plain is None else plain & set(file.plain)

@@ -1,5 +1,6 @@
 """Which field an Arrow type becomes; ``columns.py`` reads the values."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -186,28 +187,42 @@ def shaped_field(kind: Any, shape: ArrayShape) -> Field:
     return Field("ragged" if shape[0] is None else "dense", element.dtype, (*inner, *element.shape))
 
 
-def check_same_schema(first: Any, other: Any, first_path: str, path: str) -> None:
-    """Compare the columns of two files; a SourceError names the first one that differs."""
+def check_same_schema(
+    first: Any, other: Any, first_path: str, path: str, columns: Sequence[str] | None = None
+) -> None:
+    """Compare the columns of two files; a SourceError names the first one that differs.
+
+    Of ``columns``, the names of fields that are read, only these are compared; None for all.
+    """
     if first.equals(other):
         return
-    expected, found = _column_types(first), _column_types(other)
+    expected, found = (_column_types(schema, columns) for schema in (first, other))
     if expected != found:
         name = next(each for each in [*expected, *found] if expected.get(each) != found.get(each))
+        kinds = expected.get(name, "no such column"), found.get(name, "no such column")
+        hint = "; a writer without a schema gives a column without values the type null"
         raise SourceError(
             f"the files differ in column {name!r}",
-            expected=f"{expected.get(name, 'no such column')} as in {first_path}",
-            found=found.get(name, "no such column"),
+            expected=f"{kinds[0]} as in {first_path}",
+            found=kinds[1],
             where=path,
-            remedy="write the files with one schema, or open them one by one",
+            remedy="write the files with one schema, or leave the column out with columns="
+            + (hint if any(re.search(r"\bnull\b", kind) for kind in kinds) else ""),
         )
 
 
-def _column_types(schema: Any) -> dict[str, str]:
+def _column_types(schema: Any, columns: Sequence[str] | None) -> dict[str, str]:
     """The type of each column, without differences that do not matter to a reader."""
+    typed = [(field.name, field.type) for field in schema]
+    if columns is not None:
+        leaves = [(name, kind) for name, _, kind in leaves_of(schema)]
+        names = {name for name, _ in leaves}
+        wanted = {name if name in names else name.removesuffix(VALID) for name in columns}
+        typed = [(name, kind) for name, kind in leaves if name in wanted]
     types: dict[str, str] = {}
-    for field in schema:
-        name = type_name(field.type)
-        types[field.name] = f"{types[field.name]}, {name}" if field.name in types else name
+    for name, kind in typed:
+        text = type_name(kind)
+        types[name] = f"{types[name]}, {text}" if name in types else text
     return types
 
 

@@ -88,7 +88,7 @@ class ParquetSource(ChunkedSource):
         schema = footers[0].schema
         for path, footer in zip(paths, footers, strict=True):
             with arrow_errors(path):  # a name may not be UTF-8
-                check_same_schema(schema, footer.schema, paths[0], path)
+                check_same_schema(schema, footer.schema, paths[0], path, columns)
         with arrow_errors(paths[0]):
             own = fields_of(schema, nulls=nulls, columns=columns)
         self._partitions = Partitions(found, own, nulls)

@@ -10,7 +10,7 @@ from rankfeed.columns.chunk_groups import ChunkGroups, by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Columns, columns_from_buffers
 from rankfeed.errors import CorruptError, SourceError, listed
 from rankfeed.sources.arrow.columns import read_columns
-from rankfeed.sources.arrow.types import Nulls, fields_of, masks_of, roots_of
+from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, masks_of, roots_of
 from rankfeed.sources.paths import Paths, common_root, label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, even_blocks, reopen, starts_of
 from rankfeed.sources.text.csv_text import check_quotes, end_of_csv_lines, parse_csv
@@ -255,25 +255,36 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
                 )
             twice.add(name)
     schemas = [pa.schema([field for field in schema if field.name not in twice]) for schema in schemas]
-    common = schemas[0]
+    common = {field.name: field for field in schemas[0]}
     for path, schema in zip(paths[1:], schemas[1:], strict=True):
-        try:
-            if set(schema.names) != set(common.names) or len(schema.names) != len(common.names):
-                raise pa.ArrowInvalid(f"columns {', '.join(schema.names)}")
-            common = pa.unify_schemas([common, schema], promote_options="permissive")
-        except (pa.ArrowException, ValueError) as error:
-            raise SourceError(
-                "the files differ in their columns",
-                expected=", ".join(f"{field.name}: {field.type}" for field in common) + f" as in {paths[0]}",
-                found=str(error).splitlines()[0],
-                where=path,
-                remedy="make them agree; types={'column': 'string'} says what a column is",
-            ) from error
-    for place, field in enumerate(common):
-        kinds = {schema.field(field.name).type for schema in schemas}
+        for name in dict.fromkeys([*common, *schema.names]):
+            pair = [side.field(name) for side in (pa.schema(list(common.values())), schema) if name in side.names]
+            try:
+                if len(pair) < 2:
+                    raise pa.ArrowInvalid(f"columns {', '.join(schema.names)}")
+                both = [pa.schema([field]) for field in pair]
+                common[name] = pa.unify_schemas(both, promote_options="permissive").field(0)
+            except (pa.ArrowException, ValueError) as error:
+                if columns is None or any(_contains(name, column) for column in columns):
+                    raise SourceError(
+                        "the files differ in their columns",
+                        expected=f"{common.get(name, f'no column {name!r}')} as in {paths[0]}",
+                        found=str(error).splitlines()[0],
+                        where=path,
+                        remedy="make them agree, or leave the column out with columns=; "
+                        "types={'column': 'string'} says what a column is",
+                    ) from error
+                common.pop(name, None)
+    for name, field in common.items():
+        kinds = {schema.field(name).type for schema in schemas}
         if pa.uint64() in kinds and all(map(pa.types.is_integer, kinds)):
-            common = common.set(place, field.with_type(pa.uint64()))
-    return common
+            common[name] = field.with_type(pa.uint64())
+    return pa.schema(list(common.values()))
+
+
+def _contains(name: str, column: str) -> bool:
+    """Whether a field, or the mask of one, is in a column of this name."""
+    return f"{column.removesuffix(VALID)}.".startswith(f"{name}.") or column == name
 
 
 def _cast(table: Any, fields: Sequence[Any], path: str) -> Any:
