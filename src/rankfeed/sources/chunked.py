@@ -7,6 +7,7 @@ evicting one for another would only decode both again and again.
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from abc import abstractmethod
@@ -16,7 +17,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from itertools import islice
+from math import inf
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +56,10 @@ class ChunkedSource(Source):
     also ``_take``, if it can read single rows cheaply.
     """
 
+    #: Whether a chunk can only be decoded after those before it, so that one pass has to serve many requests:
+    #: rows are announced as far ahead as the cache holds them, and only the next chunks are prefetched.
+    _sequential_chunks: bool = False
+
     def _init_chunks(self, rows_per_chunk: Sequence[int] | Int64, cache_bytes: int = CACHE_BYTES) -> None:
         """Define the chunks in the order of sample ids."""
         self._chunk_starts = starts_of(rows_per_chunk)
@@ -60,6 +67,9 @@ class ChunkedSource(Source):
         self._cache = ChunkCache(self.cache_bytes)
         rows = int(self._chunk_starts[-1])
         self.prefetch_distance = max(1, _CHUNKS_AHEAD * rows // max(1, len(rows_per_chunk)))
+        if self._sequential_chunks:
+            share = self.cache_bytes // 2 / max(1, self.decoded_bytes)
+            self.prefetch_distance = max(self.prefetch_distance, int(rows * min(1.0, share)))
 
     # Both define the order, so they depend on the data alone, not on columns or cache.
     @property
@@ -75,49 +85,84 @@ class ChunkedSource(Source):
         return max(1, _WINDOW_BYTES * int(self._chunk_starts[-1]) // self.decoded_bytes)
 
     @abstractmethod
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> Chunk:
         """Decode some columns of a chunk, in any thread of the reading process."""
+
+    def _can_prefetch(self, number: int, names: tuple[str, ...]) -> bool:
+        """Whether decoding a chunk that is announced does not decode many others on the way."""
+        return True
 
     def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         """Read single rows; ``ids`` are sorted and unique. Optional."""
         raise NotImplementedError
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
-        names = tuple(names)
+        with self._cache.enter() as is_nested:
+            return (self._independent() if is_nested else self)._fetch_chunks(ids, tuple(names))
+
+    def _independent(self) -> Self:
+        """The source with a cache of its own.
+
+        For a signal handler or a finalizer that reads samples: it may have interrupted a call of the same thread,
+        which holds a lock, or decodes the chunk that is read.
+        """
+        source = copy.copy(self)
+        source._cache = ChunkCache(0)
+        return source
+
+    def _fetch_chunks(self, ids: Int64, names: tuple[str, ...]) -> dict[str, Column]:
         groups: list[tuple[int, Int64, Int64 | None]] = []
         chunks: list[Chunk] = []
         single: list[tuple[Int64, Any]] = []
         can_take, is_full = type(self)._take is not ChunkedSource._take, False
         wanted = by_chunk(ids, self._chunk_starts)
-        with self._cache.for_call() as cache:
-            cached = cache.find([(number, names) for number, _, _ in wanted], [len(rows) for _, rows, _ in wanted])
-            for (number, rows, slots), chunk in zip(wanted, cached, strict=True):
-                if chunk is None and can_take:
-                    is_full = is_full or not cache.has_capacity()
-                    if is_full:
-                        single.append((rows + self._chunk_starts[number], slots))
-                        continue
-                groups.append((number, rows, slots))
-                chunks.append(chunk or cache.get((number, names), self._loader(number, names)))
+        keys, counts = [(number, names) for number, _, _ in wanted], [len(rows) for _, rows, _ in wanted]
+        cached = self._cache.find(keys, counts)
+        for (number, rows, slots), chunk in zip(wanted, cached, strict=True):
+            if chunk is None and can_take:
+                is_full = is_full or not self._cache.has_capacity()
+                if is_full:
+                    single.append((rows + self._chunk_starts[number], slots))
+                    continue
+            groups.append((number, rows, slots))
+            chunks.append(chunk or self._cache.get((number, names), self._loader(number, names)))
         if single:  # rows of chunks that are not worth decoding, in one call
             unique, places = np.unique(np.concatenate([rows for rows, _ in single]), return_inverse=True)
             slots = None if single[0][1] is None else np.concatenate([each for _, each in single])
             groups.append((-1, places, slots))
             chunks.append(self._take(unique, names))
+        if self._sequential_chunks:
+            self._cache.forget(keys, counts)
+            self._prefetch_announced()
         return columns_from_buffers(self.fields, names, groups, chunks)
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         self._expect(check_ids(sample_ids, len(self)), check_columns(columns, self.fields, self.derived))
 
     def _expect(self, ids: Int64, names: Sequence[str]) -> None:
-        names = tuple(names)
+        with self._cache.enter() as is_nested:
+            if not is_nested:
+                self._expect_chunks(ids, tuple(names))
+
+    def _expect_chunks(self, ids: Int64, names: tuple[str, ...]) -> None:
         chunks = self._chunk_starts.searchsorted(ids, side="right") - 1
+        if self._sequential_chunks:
+            numbers, rows = np.unique(chunks, return_counts=True)
+            keys = [(number, names) for number in numbers.tolist()]
+            self._cache.announce(keys, rows.tolist(), 2 * self.prefetch_distance)
+            self._prefetch_announced()
+            return
         # Most batches lie in one chunk.
         some = chunks[:1] if (chunks == chunks[:1]).all() else np.unique(chunks)
-        with self._cache.for_call() as cache:
-            for number in some.tolist():
-                if not cache.prefetch((number, names), self._loader(number, names)):
-                    break
+        for number in some.tolist():
+            if not self._cache.prefetch((number, names), self._loader(number, names)):
+                break
+
+    def _prefetch_announced(self) -> None:
+        """Prefetch the chunks that are needed next, as far as that is cheap."""
+        for number, names in self._cache.announced(_CHUNKS_AHEAD):
+            if self._can_prefetch(number, names):
+                self._cache.prefetch((number, names), self._loader(number, names))
 
     def _loader(self, number: int, names: tuple[str, ...]) -> Callable[[], Chunk]:
         return partial(self._load_chunk, number, names)
@@ -134,7 +179,7 @@ LOOKUPS = CacheLookups()
 
 @dataclass
 class _Entry:
-    """A cached chunk; times are counted in rows requested of all chunks."""
+    """A cached chunk; times are counted in rows requested of all chunks. ``requests`` is 0 until one is made."""
 
     chunk: Chunk
     nbytes: int
@@ -145,8 +190,8 @@ class _Entry:
     requests: int = 1
 
     def is_expired(self, now: int) -> bool:
-        """Whether all rows were read, or the chunk is stale."""
-        if self.used >= self.rows:
+        """Whether all rows were read, the chunk is stale, or it was only decoded on the way to another one."""
+        if self.used >= self.rows or not self.requests:
             return True
         interval = self.last - self.first
         return (
@@ -156,10 +201,17 @@ class _Entry:
 
 
 class ChunkCache:
-    """A cache of decoded chunks: at most ``max_bytes``, or the chunk used last. Thread-safe; works after fork."""
+    """A cache of decoded chunks: at most ``max_bytes``, or the chunk used last. Thread-safe; works after fork.
+
+    ``reserved`` are bytes that the decoder holds besides: expired chunks make room for them.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.reserved = 0
+        #: Chunks that will be requested, in this order: rows, and the number of rows announced before them.
+        self._announced: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
+        self._announced_rows = self._all_announced = 0
         #: In the order of eviction: chunks that were read completely, then by last request.
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._bytes = self._largest = self._now = self._live_evictions = 0
@@ -178,19 +230,15 @@ class ChunkCache:
         self._callers: set[int] = set()
 
     @contextmanager
-    def for_call(self) -> Iterator[ChunkCache]:
-        """The cache for a call of this thread; an empty one within another call.
-
-        A signal handler or a finalizer that reads samples may have interrupted that call, which holds the lock, or
-        decodes the chunk that is read.
-        """
+    def enter(self) -> Iterator[bool]:
+        """Mark a call of this thread; yields whether it is within another one."""
         thread = threading.get_ident()
         if thread in self._callers:
-            yield ChunkCache(0)
+            yield True
             return
         try:
             self._callers.add(thread)
-            yield self
+            yield False
         finally:
             self._callers.discard(thread)
 
@@ -230,6 +278,70 @@ class ChunkCache:
         hits, total = LOOKUPS.so_far
         LOOKUPS.so_far = hits + cached, total + sum(used)
         return found
+
+    def announce(self, keys: Sequence[Hashable], rows: Sequence[int], most_rows: int) -> None:
+        """Record rows that will be requested: their chunks are kept. The oldest are forgotten beyond a limit."""
+        with self._lock:
+            for key, count in zip(keys, rows, strict=True):
+                before, at = self._announced.get(key, (0, self._all_announced))
+                self._announced[key] = before + count, at
+            self._announced_rows += sum(rows)
+            self._all_announced += sum(rows)
+            while self._announced_rows > most_rows and len(self._announced) > len(keys):
+                self._announced_rows -= self._announced.popitem(last=False)[1][0]
+
+    def announced(self, count: int) -> list[Any]:
+        """The chunks that are needed next and neither cached nor being decoded."""
+        with self._lock:
+            missing = (key for key in self._announced if key not in self._entries and key not in self._pending)
+            return list(islice(missing, count))
+
+    def forget(self, keys: Sequence[Hashable], rows: Sequence[int]) -> None:
+        """Rows that were announced were read."""
+        with self._lock:
+            for key, count in zip(keys, rows, strict=True):
+                left, at = self._announced.get(key, (0, 0))
+                self._announced_rows -= min(count, left)
+                if left > count:
+                    self._announced[key] = left - count, at
+                else:
+                    self._announced.pop(key, None)
+
+    def _next_use(self, key: Hashable) -> float:
+        """When a chunk is needed next, compared with others; infinity if that is unknown."""
+        return -1.0 if key in self._pending else self._announced.get(key, (0, inf))[1]
+
+    def is_pending(self, key: Hashable) -> bool:
+        """Whether a chunk is being decoded, or waits for it."""
+        with self._lock:
+            return key in self._pending
+
+    def peek(self, key: Hashable) -> Chunk | None:
+        """A chunk if it is cached; does not count as a request."""
+        with self._lock:
+            entry = self._entries.get(key)
+            return None if entry is None else entry.chunk
+
+    def accepts(self, key: Hashable, nbytes: int) -> bool:
+        """Whether a chunk that was decoded on the way to another one replaces nothing of more use."""
+        with self._lock:
+            if key in self._entries:
+                return False
+            excess = self._bytes + nbytes - self.max_bytes
+            next_use = self._next_use(key)
+            for other, entry in self._entries.items():
+                if excess <= 0:
+                    break
+                other_use = self._next_use(other)
+                if other_use > next_use or (other_use == inf and entry.is_expired(self._now)):
+                    excess -= entry.nbytes
+                elif not self._announced:
+                    break  # expired chunks come first
+            return excess <= 0
+
+    def offer(self, key: Hashable, chunk: Chunk) -> None:
+        """Keep a chunk that was decoded on the way to another one."""
+        self._insert(key, chunk, requests=0)
 
     def get(self, key: Hashable, load: Callable[[], Chunk]) -> Chunk:
         """A chunk, decoded by ``load`` unless another thread does; raises the errors of ``load``."""
@@ -285,27 +397,33 @@ class ChunkCache:
             except RuntimeError as error:  # the interpreter is about to exit
                 reraise_interrupt(error)
 
-    def _insert(self, key: Hashable, chunk: Chunk) -> None:
+    def _insert(self, key: Hashable, chunk: Chunk, requests: int = 1) -> None:
         nbytes = sum(stored.nbytes for stored in chunk.values())
         rows = max(1, max((stored.rows for stored in chunk.values()), default=0))
         with self._lock:
+            if key in self._entries:
+                return
             # Earlier epochs do not count, but a chunk that was just read completely is expired.
             read = self._uncached_rows.pop(key, 0)
             used = read % rows or min(read, rows)
-            self._entries[key] = _Entry(chunk, nbytes, rows, used, self._now, self._now)
-            self._entries.move_to_end(key, last=used < rows)
+            self._entries[key] = _Entry(chunk, nbytes, rows, used, self._now, self._now, requests)
+            self._entries.move_to_end(key, last=used < rows and requests > 0)
             self._bytes += nbytes
             self._largest = max(self._largest, nbytes)
-            while self._bytes > self.max_bytes and len(self._entries) > 1:
-                _, evicted = self._entries.popitem(last=False)
-                self._bytes -= evicted.nbytes
-                self._live_evictions += not evicted.is_expired(self._now)
+            while self._bytes + self.reserved > self.max_bytes and len(self._entries) > 1:
+                # The first of those that are not announced.
+                victim = max(self._entries, key=self._next_use) if self._announced else next(iter(self._entries))
+                is_expired = self._next_use(victim) == inf and self._entries[victim].is_expired(self._now)
+                if self._bytes <= self.max_bytes and not is_expired:
+                    break
+                self._bytes -= self._entries.pop(victim).nbytes
+                self._live_evictions += not is_expired
             is_thrashing = self._live_evictions == _WARN_EVICTIONS
             self._live_evictions += is_thrashing  # warn once
         if is_thrashing:
             warnings.warn(
                 "the same data are decoded repeatedly: this order keeps more chunks in use than "
-                f"cache_bytes={self.max_bytes} holds. Shuffle with a smaller window= or fewer lanes=, or open "
-                "the data with a larger cache_bytes=.",
+                f"cache_bytes={self.max_bytes} holds. Shuffle with a smaller window= or fewer lanes=, open "
+                "the data with a larger cache_bytes=, or write them with smaller row groups or with rf.write.",
                 stacklevel=2,
             )

@@ -389,7 +389,6 @@ def test_threads_read_at_once_with_few_files_open(
 ) -> None:
     monkeypatch.setattr(parquet_rows, "OPEN_FILES", 1)
     monkeypatch.setattr(parquet_rows, "_LOCKS", 2)
-    monkeypatch.setattr(parquet_rows, "_SKIPPED_BYTES", 5000)
     source = ParquetSource(folder, columns=["id", "text"], cache_bytes=10_000)
     expected = table_of(ROWS)["text"].to_pylist()
     wrong: list[Any] = []
@@ -481,6 +480,69 @@ def test_files_of_unequal_columns_are_named_both(other: dict[str, Any], column: 
     write(pa.table(other), tmp_path / "b.parquet")
     with pytest.raises(SourceError, match=rf"column {column}[\s\S]*a\.parquet[\s\S]*b\.parquet"):
         rf.open(tmp_path)
+
+
+LISTS = pa.table(
+    {
+        "id": [0, 1, 2],
+        "a": pa.array([[1], [2, 3], [4]], pa.list_(pa.int64())),
+        "b": pa.array([[1.5] * 5, [], [2.5]], pa.list_(pa.float64())),
+        "deep": [[[1], []], [], [[2, 3, 4]]],
+        "s": [{"p": [1, 2], "q": "x"}, {"p": [], "q": "y"}, {"p": [3], "q": "z"}],
+        "view": pa.array([[7], [8, 9], []], pa.list_view(pa.int64())),
+        "pairs": pa.array([[[1, 2]], [], [[3, 4], [5, 6]]], pa.list_(pa.list_(pa.int16(), 2))),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "columns", [*itertools.permutations(["a", "b"]), *itertools.permutations(["deep", "s", "a"])]
+)
+def test_list_columns_are_read_in_any_order(columns: tuple[str, ...], tmp_path: Path) -> None:
+    write(LISTS, tmp_path / "a.parquet")
+    write(LISTS.select(LISTS.column_names[::-1]), tmp_path / "b.parquet")
+    expected = expected_of(LISTS) * 2
+    names = [name for each in columns for name in (["s.p", "s.q"] if each == "s" else [each])]
+    opened = rf.open(tmp_path, columns=names)
+    assert list(opened.fields) == names
+    assert samples_of(opened) == [{name: row[name] for name in names} for row in expected]
+    whole = rf.open(tmp_path)
+    assert samples_of(whole) == [{name: row[name] for name in whole.fields} for row in expected]
+    rows = whole.fetch(range(6), names).samples()
+    assert [{name: plain(value) for name, value in row.items()} for row in rows] == samples_of(opened)
+    for batch in rf.Loader(whole, 6, columns=names, ragged="list", topology=rf.Topology()):
+        lists = [name for name in names if name in ("a", "b", "s.p")]
+        assert {name: [plain(np.asarray(row)) for row in batch[name]] for name in lists} == {
+            name: [row[name] for row in expected] for name in lists
+        }
+
+
+def test_each_list_column_is_compared_with_its_own_number_of_values(tmp_path: Path) -> None:
+    rows = [list(range(i % 4)) for i in range(40)]
+    table = pa.table({"a": pa.array(rows, pa.list_(pa.int32())), "b": pa.array(rows[::-1], pa.list_(pa.int32()))})
+    path = write(
+        table, tmp_path / "t.parquet", use_dictionary=False, compression="none", write_page_checksum=False
+    )
+    content = path.read_bytes()
+    column = pq.read_metadata(path).row_group(0).column(1)
+    refused: set[str] = set()
+    for byte in range(
+        column.data_page_offset, column.data_page_offset + 70
+    ):  # the header of a page, and its levels
+        bad = bytearray(content)
+        bad[byte] ^= 1
+        path.write_bytes(bad)
+        for columns in (["a", "b"], ["b", "a"]):
+            source = rf.open(path, columns=columns)
+            try:
+                source.fetch(range(40))
+            except RankfeedError as error:
+                refused.add(f"{columns[0]} {error.summary} {str(error.where).rpartition(' ')[2]}")
+    for first in "ab":
+        assert any(
+            each.startswith(first) and "another number of values" in each and "'b" in each for each in refused
+        )
+    assert not any(each.endswith(("'a.list.element'", "'a'")) for each in refused)
 
 
 def test_layouts_that_make_no_difference_are_no_difference(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 A row group can only be decoded from its start. A large one (Arrow writes 1,048,576 rows by default) is decoded
 part by part with a cursor, which is kept where it stopped. So rows that are read in order, as by windows and
-epochs without shuffling, are decoded once.
+epochs without shuffling, are decoded once. The parts before the requested one are passed to the caller, who may
+keep them.
+
+A cursor holds a page of each column, and its dictionary twice. Arrow writes at least 1,024 values to a page, so
+these have hundreds of megabytes if values have megabytes: such row groups are decoded by one thread at a time.
 """
 
 from __future__ import annotations
@@ -10,14 +14,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.arrow.errors import arrow_errors
-from rankfeed.sources.arrow.types import storage_type
+from rankfeed.sources.arrow.types import is_list_view, storage_type
 from rankfeed.sources.parquet.footer import footer_bytes, parse_footer
 from rankfeed.sources.parquet.row_groups import RowGroupPart
 from rankfeed.sources.source import with_where
@@ -28,19 +32,21 @@ from rankfeed.storage.file_errors import file_errors
 OPEN_FILES, _LOCKS = 256, 128
 #: Cursors kept in any case (lanes and threads read at different places), and at most. Each holds its file open.
 _CURSORS, _MOST_CURSORS = 64, 128
-#: Bytes of parts that were decoded on the way to another one and are kept until they are requested.
-_SKIPPED_BYTES = 256 << 20
 #: Bytes of a column that a cursor reads at once, less if the memory of all cursors does not allow it. A row group
 #: that is decoded as a whole is read as a whole, so that no page can claim to be longer than its column.
 _BUFFER, _LEAST_BUFFER = 1 << 20, 16 << 10
-#: Approximate bytes that a cursor holds of each column besides: a page.
-_PAGE = 176 << 10
+#: Approximate bytes that a cursor holds of each column besides: a page of numbers; values in a page of text.
+_PAGE, _PAGE_VALUES = 176 << 10, 1024
+#: A cursor is large if it takes more than this share of the cache.
+_LARGE_SHARE = 16
 #: Bytes that a part may take when it is decoded: repeated values take next to nothing in the file.
 _MOST_DECODED = 64 << 20
 #: A part that would take more is cut to this share of it.
 _CUT = 8
-#: Row groups with so few rows are not examined.
+#: Texts of parts with so few rows are not examined.
 _FEW_ROWS = 64
+#: Text is read as a dictionary if that is smaller by this factor: each part has a copy of the dictionary.
+_EXPANSION = 4
 #: Decoded bytes of a value of a Parquet type, except text and values of a fixed length.
 _VALUE_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 0}
 
@@ -64,20 +70,21 @@ class _Decoded(NamedTuple):
     dictionaries: frozenset[str] = frozenset()  # paths of Parquet columns of text or bytes that stay dictionaries
 
 
-class _Cursor(NamedTuple):
+@dataclass(eq=False)
+class _Cursor:
     """A row group that was read up to some row."""
 
     batches: Iterator[Any]  # the next rows
-    nbytes: int  # approximate bytes that it holds
-    leaves: list[int]  # numbers of the Parquet columns that are read
-    values: dict[int, int]  # number of values read so far of columns in lists, by number
+    leaves: dict[str, dict[int, Any]]  # the Parquet columns that are read, as of `_leaf_columns`
+    buffers: int  # approximate bytes of its read buffers, and of pages of ordinary values
+    values: dict[int, int] = field(default_factory=dict)  # number of values read so far of columns in lists
+    nbytes: int = 0  # approximate bytes that it holds; known after its first rows
 
 
 class ParquetReader:
     """Reads parts of row groups. Thread-safe; a new one is needed in every process.
 
-    ``cache_bytes`` are the decoded bytes that the source keeps: cursors may take as much again, skipped parts a
-    fourth of it.
+    Cursors take ``cache_bytes`` at most, but at least 64 with pages of usual sizes are kept, or one of any size.
     """
 
     def __init__(self, files: DataFiles, cache_bytes: int) -> None:
@@ -85,20 +92,51 @@ class ParquetReader:
         self._data_files = files
         self._lock = threading.Lock()
         self._files: HandleCache[tuple[Any, Any]] = HandleCache(OPEN_FILES)
-        #: One thread at a time reads on in a row group; some row groups share a lock.
+        #: One thread at a time reads on in a row group; some row groups share a lock, all with large pages do.
         self._group_locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._large_lock = threading.Lock()
         #: By row group and next row, least recently used first.
         self._cursors: OrderedDict[tuple[_GroupKey, int], _Cursor] = OrderedDict()
+        self._open_cursors: set[_Cursor] = set()
         self._most_cursor_bytes = cache_bytes
-        self._skipped: OrderedDict[Hashable, Any] = OrderedDict()
-        self._skipped_bytes = 0
-        self._most_skipped_bytes = min(_SKIPPED_BYTES, cache_bytes // 4)
         self._decoded: dict[_GroupKey, _Decoded] = {}
+        #: Bytes of a cursor in each row group that is read in parts.
+        self._cursor_bytes: dict[_GroupKey, int] = {}
 
-    def read(self, part: RowGroupPart, names: tuple[str, ...]) -> Any:
-        """The rows of a part, as a `pyarrow.RecordBatch` or `pyarrow.Table`. Errors name the column."""
+    @property
+    def nbytes(self) -> int:
+        """Approximate bytes that cursors hold."""
+        with self._lock:
+            return sum(cursor.nbytes for cursor in self._open_cursors)
+
+    def lock(self, part: RowGroupPart, names: tuple[str, ...]) -> threading.Lock:
+        """The lock to hold while a part is read."""
+        key = (part.file, part.group, names)
+        if part.rows < sum(part.totals):
+            nbytes = self._cursor_bytes.get(key)
+            if nbytes is None:
+                group = self._file(part.file)[1].row_group(part.group)
+                nbytes = group.total_byte_size * min(_PAGE_VALUES, group.num_rows) // max(1, group.num_rows)
+            if nbytes > self._most_cursor_bytes // _LARGE_SHARE:
+                return self._large_lock
+        return self._group_locks[hash(key) % _LOCKS]
+
+    def continues_at(self, part: RowGroupPart, names: tuple[str, ...]) -> bool:
+        """Whether a part can be decoded without decoding others before it."""
+        if part.first:
+            return ((part.file, part.group, names), part.first) in self._cursors
+        return self.nbytes <= self._most_cursor_bytes // _LARGE_SHARE
+
+    def read(
+        self, part: RowGroupPart, names: tuple[str, ...], skipped: Callable[[int, Any], object] | None = None
+    ) -> Any:
+        """The rows of a part, as a `pyarrow.RecordBatch` or `pyarrow.Table`. Errors name the column.
+
+        ``skipped`` is called with the first row and the rows of each part of the row group that has to be decoded
+        before.
+        """
         try:
-            return self._read(part, names)
+            return self._read(part, names, skipped)
         except CorruptError as error:
             for name in names:  # to find the column that cannot be read by itself
                 try:
@@ -108,7 +146,9 @@ class ParquetReader:
                     raise with_where(alone, where if "column" in where else f"{where}, column {name!r}") from error
             raise
 
-    def _read(self, part: RowGroupPart, names: tuple[str, ...]) -> Any:
+    def _read(
+        self, part: RowGroupPart, names: tuple[str, ...], skipped: Callable[[int, Any], object] | None = None
+    ) -> Any:
         decoded = []
         for each in part.by_group():
             key = (each.file, each.group, names)
@@ -120,25 +160,36 @@ class ParquetReader:
             raise LargeRowsError(self._where(part), -(-nbytes * _CUT // _MOST_DECODED))
         dictionaries = frozenset[str]().union(*(each.dictionaries for each in decoded))
         # One by one: a reader of several would replace damaged rows of one by rows of the next.
-        return _concat([self._read_in_group(each, names, dictionaries) for each in part.by_group() if each.rows])
+        return _concat(
+            [self._read_in_group(each, names, dictionaries, skipped) for each in part.by_group() if each.rows]
+        )
 
-    def _read_in_group(self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str]) -> Any:
+    def _read_in_group(
+        self,
+        part: RowGroupPart,
+        names: tuple[str, ...],
+        dictionaries: frozenset[str],
+        skipped: Callable[[int, Any], object] | None,
+    ) -> Any:
         where, key = self._where(part), (part.file, part.group, names)
-        with self._group_locks[hash(key) % _LOCKS]:
-            skipped = self._take_skipped((key, part.first))
-            if skipped is not None:
-                return skipped
-            at, cursor = self._take_cursor(key, part.first) or (0, self._open_cursor(part, names, dictionaries))
+        at, cursor = self._take_cursor(key, part.first) or (0, self._open_cursor(part, names, dictionaries))
+        is_kept = False
+        try:
             while at < part.first:
-                # Kept for readers that mix rows of several parts.
-                self._keep_skipped((key, at), self._next(cursor, part.step, where))
+                rows = self._next(cursor, part, part.step, where)
+                if skipped is not None:
+                    skipped(at, rows)
                 at += part.step
-            rows = self._next(cursor, part.rows, where)
-            if at + part.rows < sum(part.totals):
+            rows = self._next(cursor, part, part.rows, where)
+            is_kept = at + part.rows < sum(part.totals)
+            if not is_kept:
+                self._check_values(part, cursor)
+        finally:
+            if is_kept:
                 self._keep_cursor(key, at + part.rows, cursor)
             else:
-                self._check_values(part, cursor)
-            return rows
+                self._open_cursors.discard(cursor)
+        return rows
 
     def _where(self, part: RowGroupPart) -> str:
         return f"{self._data_files.path(part.file)}, {part}"
@@ -160,14 +211,17 @@ class ParquetReader:
     def _examine(self, part: RowGroupPart, names: tuple[str, ...]) -> _Decoded:
         _, metadata = self._file(part.file)
         group = metadata.row_group(part.group)
-        leaves = _leaf_columns(metadata.schema, names)
+        where = self._where(part)
+        with arrow_errors(where):
+            by_name = _leaf_columns(metadata.schema, names)
+        leaves = {number: column for columns in by_name.values() for number, column in columns.items()}
         texts = {
             number: column.path
             for number, column in leaves.items()
             if column.physical_type == "BYTE_ARRAY" and column.logical_type.type != "DECIMAL"
         }
         # No value is longer than the row group.
-        if group.num_rows * group.total_byte_size <= _MOST_DECODED:
+        if part.step <= _FEW_ROWS or group.num_rows * group.total_byte_size <= _MOST_DECODED:
             texts = {}
         sized = {
             number: _VALUE_BYTES.get(column.physical_type, column.length)
@@ -177,31 +231,43 @@ class ParquetReader:
         if group.num_rows <= _FEW_ROWS or not (texts or sized):
             return _Decoded()
         schema = metadata.schema.to_arrow_schema()
-        fixed = [
-            count for name in schema.names if name in names for count in _values_per_row(schema.field(name).type)
-        ]
-        if not texts and len(fixed) == len(leaves) and all(fixed):
+        fixed = [count for name in names for count in _values_per_row(schema.field(name).type)]
+        if not texts and all(fixed):
             values = dict(zip(leaves, fixed, strict=True))
             row_bytes = sum(values[number] * value_bytes for number, value_bytes in sized.items())
             return _Decoded(group.num_rows * row_bytes)
         # The metadata of column chunks can only be used after a row was read: see `footer`.
         one_row = replace(part, first=0, rows=1, step=1)
-        with arrow_errors(self._where(part)):
+        read = tuple(name for name, columns in by_name.items() if columns.keys() & (texts.keys() | sized.keys()))
+        with arrow_errors(where):
             try:
-                first = next(self._open_cursor(one_row, names, frozenset(texts.values())).batches)
+                first = self._first_row(one_row, read, frozenset(texts.values()))
             except OSError as error:  # encodings that Arrow does not decode into a dictionary
                 if "Not yet implemented" not in str(error):
                     raise
-                first = next(self._open_cursor(one_row, names).batches)
-        arrays = [leaf for column in first.columns for leaf, _ in _leaves_of(column)]
-        by_leaf = dict(zip(leaves, arrays, strict=True)) if len(arrays) == len(leaves) else {}
-        dictionaries = frozenset(
-            path
-            for number, path in texts.items()
-            if _longest_entry(by_leaf.get(number)) * group.column(number).num_values > _MOST_DECODED
-        )
+                first = self._first_row(one_row, read)
         nbytes = sum(group.column(number).num_values * value_bytes for number, value_bytes in sized.items())
-        return _Decoded(nbytes, dictionaries)
+        dictionaries = set()
+        for name in read:
+            arrays = [array for array, _ in _leaves_of(first.column(name))]
+            for number, array in zip(by_name[name], arrays, strict=True):
+                if number not in texts:
+                    continue
+                column, (longest, mean) = group.column(number), _entry_lengths(array)
+                if longest * column.num_values <= _MOST_DECODED:
+                    continue
+                if mean * column.num_values > _EXPANSION * column.total_uncompressed_size:
+                    dictionaries.add(texts[number])
+                else:  # at the most, if all values were the longest one
+                    nbytes += longest * column.num_values // _CUT
+        return _Decoded(nbytes, frozenset(dictionaries))
+
+    def _first_row(
+        self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str] = frozenset()
+    ) -> Any:
+        cursor = self._open_cursor(part, names, dictionaries)
+        self._open_cursors.discard(cursor)
+        return next(cursor.batches)
 
     def _take_cursor(self, key: _GroupKey, first: int) -> tuple[int, _Cursor] | None:
         """The nearest cursor before a row; others may be continued by other readers."""
@@ -212,26 +278,18 @@ class ParquetReader:
     def _keep_cursor(self, key: _GroupKey, at: int, cursor: _Cursor) -> None:
         with self._lock:
             self._cursors[key, at] = cursor
-            nbytes = sum(each.nbytes for each in self._cursors.values())
-            while len(self._cursors) > (_CURSORS if nbytes > self._most_cursor_bytes else _MOST_CURSORS):
-                nbytes -= self._cursors.popitem(last=False)[1].nbytes
+            self._drop_cursors(cursor.buffers, at_least=1)
 
-    def _keep_skipped(self, key: Hashable, rows: Any) -> None:
-        with self._lock:
-            if key in self._skipped:
-                return
-            self._skipped[key] = rows
-            self._skipped_bytes += rows.nbytes
-            while self._skipped_bytes > self._most_skipped_bytes:
-                self._skipped_bytes -= self._skipped.popitem(last=False)[1].nbytes
+    def _drop_cursors(self, buffers: int, *, needed: int = 0, at_least: int = 0) -> None:
+        """Drop the cursors used least recently, until the others and ``needed`` bytes are within the limits."""
+        most = max(self._most_cursor_bytes, _CURSORS * buffers)
+        nbytes = needed + sum(cursor.nbytes for cursor in self._open_cursors)
+        while len(self._cursors) > at_least and (nbytes > most or len(self._cursors) > _MOST_CURSORS):
+            dropped = self._cursors.popitem(last=False)[1]
+            self._open_cursors.discard(dropped)
+            nbytes -= dropped.nbytes
 
-    def _take_skipped(self, key: Hashable) -> Any:
-        with self._lock:
-            rows = self._skipped.pop(key, None)
-            self._skipped_bytes -= 0 if rows is None else rows.nbytes
-            return rows
-
-    def _next(self, cursor: _Cursor, rows: int, where: str) -> Any:
+    def _next(self, cursor: _Cursor, part: RowGroupPart, rows: int, where: str) -> Any:
         """The next rows, which are one batch, except of more than 2 GiB of text."""
         got: list[Any] = []
         with arrow_errors(where):
@@ -247,14 +305,34 @@ class ParquetReader:
                 found=count,
                 where=where,
             )
+        if not cursor.nbytes:
+            cursor.nbytes = self._bytes_of(cursor, part)
         for batch in got if cursor.values else ():
-            # Parquet stores a value for each null or empty list.
-            counts = [len(leaf) + empty for column in batch.columns for leaf, empty in _leaves_of(column)]
-            if len(counts) == len(cursor.leaves):
-                for leaf, values in zip(cursor.leaves, counts, strict=True):
-                    if leaf in cursor.values:
-                        cursor.values[leaf] += values
+            for name, leaves in cursor.leaves.items():
+                if leaves.keys() & cursor.values.keys():
+                    # Parquet stores a value for each null or empty list.
+                    for leaf, (array, empty) in zip(leaves, _leaves_of(batch.column(name)), strict=True):
+                        if leaf in cursor.values:
+                            cursor.values[leaf] += len(array) + empty
         return _concat(got)
+
+    def _bytes_of(self, cursor: _Cursor, part: RowGroupPart) -> int:
+        """Approximate bytes that a cursor holds, now that a row was read."""
+        group = self._file(part.file)[1].row_group(part.group)
+        nbytes = cursor.buffers
+        for number, leaf in (
+            (number, leaf) for leaves in cursor.leaves.values() for number, leaf in leaves.items()
+        ):
+            if leaf.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"):
+                column = group.column(number)
+                size, stored, dictionary = column.total_uncompressed_size, column.total_compressed_size, 0
+                if column.has_dictionary_page:
+                    dictionary = size * (column.data_page_offset - column.dictionary_page_offset) // max(1, stored)
+                    dictionary = min(max(0, dictionary), size)
+                values = max(1, column.num_values)
+                nbytes += 2 * dictionary + (size - dictionary) * min(_PAGE_VALUES, values) // values
+        self._cursor_bytes[part.file, part.group, tuple(cursor.leaves)] = nbytes
+        return nbytes
 
     def _open_cursor(
         self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str] = frozenset()
@@ -264,9 +342,12 @@ class ParquetReader:
         handle, metadata = self._file(part.file)
         with arrow_errors(self._where(part)):
             leaves = _leaf_columns(metadata.schema, names)
-            values = {number: 0 for number, column in leaves.items() if column.max_repetition_level}
-            share = self._most_cursor_bytes // (_CURSORS * max(1, len(leaves))) - _PAGE
+            count = sum(map(len, leaves.values()))
+            share = self._most_cursor_bytes // (_CURSORS * max(1, count)) - _PAGE
             buffer = 0 if part.rows == sum(part.totals) else min(_BUFFER, max(_LEAST_BUFFER, share))
+            with self._lock:
+                needed = self._cursor_bytes.get((part.file, part.group, names), 0)
+                self._drop_cursors(count * (buffer + _PAGE), needed=needed)
             reader = pq.ParquetFile(
                 handle,
                 metadata=metadata,
@@ -279,7 +360,15 @@ class ParquetReader:
             batches = reader.iter_batches(
                 part.step, row_groups=[part.group], columns=list(names), use_threads=False
             )
-            return _Cursor(iter(batches), len(leaves) * (buffer + _PAGE), list(leaves), values)
+            cursor = _Cursor(iter(batches), leaves, count * (buffer + _PAGE))
+            for number, leaf in (
+                (number, leaf) for columns in leaves.values() for number, leaf in columns.items()
+            ):
+                if leaf.max_repetition_level:
+                    cursor.values[number] = 0
+            with self._lock:
+                self._open_cursors.add(cursor)
+            return cursor
 
     def _file(self, number: int) -> tuple[Any, Any]:
         """A file that threads share, as its reads have offsets, and its metadata."""
@@ -302,11 +391,16 @@ def _concat(batches: list[Any]) -> Any:
     return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches)
 
 
-def _leaf_columns(schema: Any, names: tuple[str, ...]) -> dict[int, Any]:
-    """The Parquet columns (leaves) of Arrow columns, by number."""
-    prefixes = tuple(f"{name}." for name in names)
-    columns = {number: schema.column(number) for number in range(len(schema))}
-    return {number: column for number, column in columns.items() if f"{column.path}.".startswith(prefixes)}
+def _leaf_columns(schema: Any, names: tuple[str, ...]) -> dict[str, dict[int, Any]]:
+    """The Parquet columns (leaves) of each Arrow column, by number."""
+    leaves: dict[str, dict[int, Any]] = {}
+    start = 0
+    for column in schema.to_arrow_schema():
+        end = start + len(_values_per_row(column.type))
+        if column.name in names:
+            leaves[column.name] = {number: schema.column(number) for number in range(start, end)}
+        start = end
+    return {name: leaves[name] for name in names}
 
 
 def _leaves_of(array: Any) -> list[tuple[Any, int]]:
@@ -323,6 +417,9 @@ def _leaves_of(array: Any) -> list[tuple[Any, int]]:
         offsets = array.offsets.to_numpy()
         empty = int((offsets[1:] == offsets[:-1]).sum())
         child = array.values[int(offsets[0]) : int(offsets[-1])] if len(array) else array.values[:0]
+    elif is_list_view(kind):
+        empty = int((array.sizes.to_numpy() == 0).sum())
+        child = array.flatten()
     elif types.is_fixed_size_list(kind):
         empty = array.null_count if kind.list_size else len(array)
         child = array.flatten()
@@ -354,11 +451,12 @@ def _has_dictionary(kind: Any) -> bool:
     return pa.types.is_dictionary(kind) or any(map(_has_dictionary, fields))
 
 
-def _longest_entry(array: Any) -> int:
-    """Bytes of the longest entry of a dictionary array; 0 for other arrays."""
+def _entry_lengths(array: Any) -> tuple[int, int]:
+    """Bytes of the longest entry, and the mean, of a dictionary array; 0 for other arrays."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if array is None or not pa.types.is_dictionary(array.type):
-        return 0
-    return pc.max(pc.binary_length(array.dictionary)).as_py() or 0
+    if not pa.types.is_dictionary(array.type) or not len(array.dictionary):
+        return 0, 0
+    lengths = pc.binary_length(array.dictionary)
+    return pc.max(lengths).as_py() or 0, (pc.sum(lengths).as_py() or 0) // len(lengths)

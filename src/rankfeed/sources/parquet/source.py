@@ -2,8 +2,9 @@
 
 import copy
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,12 +22,12 @@ from rankfeed.sources.arrow.types import (
     masks_of,
     parents_of,
 )
-from rankfeed.sources.chunked import CACHE_BYTES, ChunkCache, ChunkedSource
+from rankfeed.sources.chunked import CACHE_BYTES, Chunk, ChunkCache, ChunkedSource
 from rankfeed.sources.parquet.detect import list_files
 from rankfeed.sources.parquet.footer import read_footers
 from rankfeed.sources.parquet.partitions import Partitions
 from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader
-from rankfeed.sources.parquet.row_groups import cut_row_groups
+from rankfeed.sources.parquet.row_groups import RowGroupPart, cut_row_groups
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import Int64, check_columns
 from rankfeed.storage.checksum import digest_of
@@ -39,6 +40,8 @@ _PART_BYTES, _PARTS_IN_CACHE = 8 << 20, 256
 _LEAST_PART_BYTES = 64 << 10
 #: Decoded bytes per row and column that is not dense, at least: repeated text takes a few bits in the file.
 _LEAST_ROW_BYTES = 32
+#: Bytes of a row above which the next rows are announced as far ahead as the cache holds them.
+_LARGE_ROW = 16 << 10
 
 
 class ParquetSource(ChunkedSource):
@@ -115,6 +118,8 @@ class ParquetSource(ChunkedSource):
         #: Parts have fewer rows by this factor; 0: small row groups are combined as well.
         self._factor = 0
         self._parts = cut_row_groups(self._groups, self._most_part_bytes, 0, self.files.path)
+        #: Row groups with large rows that are read in parts.
+        self._sequential_chunks = any(self._is_sequential(part) for part in self._parts)
         self._reader: ParquetReader | None = None
         #: The same data in smaller parts, once a part could not be decoded.
         self._finer: ParquetSource | None = None
@@ -127,6 +132,11 @@ class ParquetSource(ChunkedSource):
     def __getstate__(self) -> dict[str, Any]:
         # Once there are smaller parts, the cache of the others is empty; the other process starts with the others.
         return {**self.__dict__, "_reader": None, "_finer": None, "_cache": ChunkCache(self.cache_bytes)}
+
+    def _independent(self) -> Self:
+        source = super()._independent()
+        source._reader = None  # its locks may be held
+        return source
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         if self._finer is None:
@@ -141,6 +151,7 @@ class ParquetSource(ChunkedSource):
             finer = copy.copy(self)
             finer._factor = max(1, self._factor) * factor
             finer._parts = cut_row_groups(self._groups, self._most_part_bytes, finer._factor, self.files.path)
+            finer._reader = None  # its cursors return rows in other steps
             finer._init_chunks([part.rows for part in finer._parts], self.cache_bytes)
             self._finer, self._cache = finer, ChunkCache(0)
         return self._finer._fetch(ids, names)
@@ -151,14 +162,54 @@ class ParquetSource(ChunkedSource):
         else:
             super()._expect(ids, names)
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
+    def _is_sequential(self, part: RowGroupPart) -> bool:
+        rows, sizes = self._groups[part.file]
+        nbytes = sizes[part.group]
+        return part.groups == 1 and part.rows < rows[part.group] and nbytes > _LARGE_ROW * rows[part.group]
+
+    def _open_reader(self) -> ParquetReader:
+        if self._reader is None or self._reader.pid != os.getpid():
+            self._reader = ParquetReader(self.files, self.cache_bytes)
+        return self._reader
+
+    def _parents_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The columns of the file in which some fields are."""
+        return tuple(dict.fromkeys(self._parents[name] for name in names))
+
+    def _can_prefetch(self, number: int, names: tuple[str, ...]) -> bool:
+        part = self._parts[number]
+        if not self._is_sequential(part) or (part.first and self._cache.is_pending((number - 1, names))):
+            return True
+        parents = self._parents_of(name for name in names if name in self._parents)
+        return self._open_reader().continues_at(part, parents)
+
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> Chunk:
+        part = self._parts[number]
+        wanted = [name for name in names if name in self._parents]
+        if wanted:
+            parents, reader = self._parents_of(wanted), self._open_reader()
+            with reader.lock(part, parents):
+                # Perhaps it was decoded on the way to another one.
+                if (chunk := self._cache.peek((number, names))) is not None:
+                    return chunk
+
+                def keep(first: int, rows: Any) -> None:
+                    before = number - (part.first - first) // part.step
+                    if self._cache.accepts((before, names), rows.nbytes):
+                        with suppress(SourceError):  # which is raised when the part is requested
+                            self._cache.offer((before, names), self._columns(before, names, rows))
+
+                rows = reader.read(part, parents, keep)
+                self._cache.reserved = reader.nbytes
+            return self._columns(number, names, rows)
+        return self._columns(number, names, None)
+
+    def _columns(self, number: int, names: tuple[str, ...], rows: Any) -> dict[str, ColumnBuffer]:
+        """The columns of a part, of which the ``rows`` were read."""
         part = self._parts[number]
         wanted = {name: self._fields[name] for name in names if name in self._parents}
         loaded: dict[str, ColumnBuffer] = {}
         if wanted:
-            if self._reader is None or self._reader.pid != os.getpid():
-                self._reader = ParquetReader(self.files, self.cache_bytes)
-            rows = self._reader.read(part, tuple(dict.fromkeys(self._parents[name] for name in wanted)))
             where = f"{self.files.path(part.file)}, {part}"
             first = part.before + part.first
             with arrow_errors(where):
