@@ -11,6 +11,12 @@
   after 20,000 rows.
 
 Workloads: T, tokens: samples of 512 int32. R, ragged: lists of 16 to 240 float32. F, a flat table of 12 numbers.
+
+``--large`` compares rows of a megabyte, all in one row group, with pyarrow alone: seconds from opening to the last
+batch, and the peak of anonymous memory above that after imports, each run in a process of its own.
+
+- iter_batches: pyarrow's reader in the file's order; batches are not converted.
+- read_row_group: the row group is decoded as a whole, and its rows are taken in a random order.
 """
 
 from __future__ import annotations
@@ -19,7 +25,12 @@ import argparse
 import json
 import os
 import random
+import statistics
+import subprocess
+import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -216,6 +227,93 @@ def measure(name: str, scale: float, runs: int, folder: Path, *, in_order: bool 
     return {"workload": name, "samples": rows, "rows_per_second": rates, "ratio": ratios}
 
 
+LARGE_ROW, LARGE_BATCH = 1 << 20, 8
+LARGE_KINDS = ("bytes", "text", "lists", "fixed")
+
+
+def large_rows(kind: str, rows: int, rng: np.random.Generator) -> pa.Table:
+    """Rows of a megabyte: images or documents, or arrays of float32 as lists."""
+    if kind == "bytes":
+        return pa.table({"x": pa.array([rng.bytes(LARGE_ROW) for _ in range(rows)], pa.large_binary())})
+    if kind == "text":
+        words = np.array([f"word{number} " for number in range(5000)])
+        text = ("".join(words[rng.integers(0, len(words), LARGE_ROW // 8)]) for _ in range(rows))
+        return pa.table({"x": pa.array(text, pa.large_string())})
+    values = pa.array(rng.standard_normal(rows * LARGE_ROW // 4, dtype=np.float32))
+    if kind == "fixed":
+        return pa.table({"x": pa.FixedSizeListArray.from_arrays(values, LARGE_ROW // 4)})
+    return pa.table({"x": pa.LargeListArray.from_arrays(np.arange(rows + 1) * (LARGE_ROW // 4), values)})
+
+
+def iterate_batches(path: str) -> int:
+    file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
+    return sum(len(batch) for batch in file.iter_batches(LARGE_BATCH, use_threads=False))
+
+
+def take_from_row_group(path: str) -> int:
+    table = pq.ParquetFile(path, page_checksum_verification=True).read_row_group(0, use_threads=False)
+    order = np.random.default_rng(0).permutation(len(table))
+    return sum(len(table.take(order[first : first + LARGE_BATCH])) for first in range(0, len(table), LARGE_BATCH))
+
+
+def load_large(path: str, shuffle: Any) -> int:
+    loader = rf.Loader(rf.open(path), LARGE_BATCH, shuffle=shuffle, ragged="list", topology=rf.Topology())
+    return sum(len(batch["x"]) for batch in loader)
+
+
+LARGE_CONTESTANTS: dict[str, Callable[[str], int]] = {
+    "iter_batches (in order)": iterate_batches,
+    "rankfeed, in order": partial(load_large, shuffle=False),
+    "read_row_group (random order)": take_from_row_group,
+    "rankfeed, shuffle=True": partial(load_large, shuffle=True),
+    "rankfeed, shuffle='global'": partial(load_large, shuffle="global"),
+}
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+def contend(label: str, path: str) -> dict[str, float]:
+    """Seconds and peak memory of one contestant, in this process."""
+    before, done = anonymous_bytes(), threading.Event()
+    peak = before
+
+    def sample() -> None:
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, anonymous_bytes())
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    began = time.perf_counter()
+    rows = LARGE_CONTESTANTS[label](path)
+    seconds = time.perf_counter() - began
+    done.set()
+    sampler.join()
+    return {"rows": rows, "seconds": seconds, "MiB": (peak - before) / 2**20}
+
+
+def measure_large(kind: str, mib: int, runs: int, folder: Path) -> dict[str, Any]:
+    path = folder / "large.parquet"
+    pq.write_table(large_rows(kind, mib, np.random.default_rng(0)), path, row_group_size=mib)
+    results: dict[str, list[dict[str, float]]] = {label: [] for label in LARGE_CONTESTANTS}
+    for _ in range(runs):
+        for label, measured in results.items():
+            command = [sys.executable, "-m", "bench.parquet", "--contestant", label, str(path)]
+            measured.append(
+                json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+            )
+            if measured[-1]["rows"] != mib:
+                raise SystemExit(f"{label} delivered {measured[-1]['rows']}, not {mib} rows")
+    middle = {
+        label: {key: statistics.median(run[key] for run in measured) for key in ("seconds", "MiB")}
+        for label, measured in results.items()
+    }
+    return {"workload": f"{kind} of 1 MiB", "MiB": mib, "contestants": middle}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of samples")
@@ -223,7 +321,23 @@ def main() -> None:
     parser.add_argument("--in-order", action="store_true", help="leave out what shuffles")
     parser.add_argument("--only", choices=[name.split()[0] for name in WORKLOADS], help="one workload")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--large", nargs="*", choices=LARGE_KINDS, help="rows of a megabyte of these kinds, or all"
+    )
+    parser.add_argument("--mib", type=int, default=480, help="size of the row group with --large")
+    parser.add_argument("--contestant", nargs=2, metavar=("LABEL", "PATH"), help="one run of --large")
     options = parser.parse_args()
+    if options.contestant is not None:
+        print(json.dumps(contend(*options.contestant)))
+        return
+    if options.large is not None:
+        for kind in options.large or LARGE_KINDS:
+            with tempfile.TemporaryDirectory() as folder:
+                row = measure_large(kind, options.mib, options.runs, Path(folder))
+            print(json.dumps(row) if options.json else f"{row['workload']}, {row['MiB']} MiB", flush=True)
+            for label, figures in {} if options.json else row["contestants"].items():
+                print(f"  {label:<32} {figures['seconds']:7.2f} s {figures['MiB']:8,.0f} MiB", flush=True)
+        return
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     results = []
     for name in WORKLOADS:

@@ -1063,3 +1063,134 @@ def test_a_lance_column_without_a_name_is_refused_or_left_out(tmp_path: Path) ->
         rf.open(tmp_path / "t.lance")
     assert not isinstance(caught.value, CorruptError)
     assert rf.open(tmp_path / "t.lance", columns=["ok"])[1] == {"ok": 8}
+
+
+# Rows of hundreds of kilobytes, of which a page or a dictionary has all of a row group.
+
+LARGE_ROWS, LARGE_ROW = 240, 128 << 10
+
+
+def large_rows(kind: str) -> pa.Table:
+    rng = np.random.default_rng(3)
+    raw = [rng.bytes(LARGE_ROW) for _ in range(LARGE_ROWS)]
+    if kind == "bytes":
+        column = pa.array(raw, pa.binary())
+    elif kind == "text":
+        column = pa.array([each[: LARGE_ROW // 2].hex() for each in raw])
+    else:
+        values = pa.array(np.frombuffer(b"".join(raw), np.int32))
+        size = LARGE_ROW // 4
+        if kind == "lists":
+            column = pa.ListArray.from_arrays(np.arange(LARGE_ROWS + 1, dtype=np.int32) * size, values)
+        else:
+            column = pa.FixedSizeListArray.from_arrays(values, size)
+        if kind == "nested":
+            column = pa.StructArray.from_arrays([column, pa.array(range(LARGE_ROWS))], ["x", "y"])
+    return pa.table({"id": range(LARGE_ROWS), "x": column})
+
+
+def first_bytes(value: Any) -> bytes:
+    """The first and last bytes of a value, and its size."""
+    raw = value.encode() if isinstance(value, str) else bytes(np.asarray(value).data)
+    return raw[:8] + raw[-8:] + len(raw).to_bytes(4, "little")
+
+
+@pytest.fixture
+def decodes(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, ...]]:
+    """How often each row group was read from its start, by number."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    read = pq.ParquetFile.iter_batches
+
+    def counted(self: Any, *args: Any, **options: Any) -> Any:
+        counts[tuple(options["row_groups"])] += 1
+        return read(self, *args, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
+    return counts
+
+
+@pytest.mark.parametrize("kind", ["bytes", "text", "lists", "fixed", "nested"])
+@pytest.mark.parametrize("shuffle", [False, True, "global"])
+def test_a_row_group_of_large_rows_is_decoded_once_for_any_order(
+    kind: str, shuffle: Any, tmp_path: Path, decodes: Counter[tuple[int, ...]]
+) -> None:
+    table = large_rows(kind)
+    path = write(table, tmp_path / "t.parquet")
+    source = rf.open(path)
+    name = "x.x" if kind == "nested" else "x"
+    expected = [row[name] for row in expected_of(table.select(["x"]))]
+    for number, workers in enumerate((0, 2)):
+        seen: list[int] = []
+        fresh = pickle.loads(pickle.dumps(source))
+        loader = rf.Loader(fresh, 8, shuffle=shuffle, num_workers=workers, ragged="list", topology=rf.Topology())
+        for batch in loader:
+            ids = batch["id"].tolist()
+            seen += ids
+            if number == 0:
+                wanted = [
+                    first_bytes(np.asarray(expected[i], np.int32) if kind[0] in "lfn" else expected[i])
+                    for i in ids
+                ]
+                assert [first_bytes(value) for value in batch[name]] == wanted
+        assert Counter(seen) == Counter(range(LARGE_ROWS))
+    # One more batch of some columns is read first, to see how large their values are.
+    assert decodes[0,] <= 2 * (1 if kind in ("bytes", "text") else 2)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "lists"])
+@pytest.mark.parametrize("shuffle", [True, "global"])
+def test_a_row_group_larger_than_the_cache_is_decoded_a_few_times(
+    kind: str, shuffle: Any, tmp_path: Path, decodes: Counter[tuple[int, ...]]
+) -> None:
+    path = write(large_rows(kind), tmp_path / "t.parquet")
+    source = rf.open(path, cache_bytes=8 << 20)  # of 30 MiB
+    for epoch in range(2):
+        loader = rf.Loader(source, 8, shuffle=shuffle, seed=epoch, ragged="list", topology=rf.Topology())
+        assert Counter(i for batch in loader for i in batch["id"].tolist()) == Counter(range(LARGE_ROWS))
+        assert source._cache._bytes <= 8 << 20  # type: ignore[attr-defined]
+    assert decodes[0,] <= 2 * 12
+
+
+def test_single_large_rows_are_kept_on_the_way_to_others(
+    tmp_path: Path, decodes: Counter[tuple[int, ...]]
+) -> None:
+    path = write(large_rows("bytes"), tmp_path / "t.parquet")
+    source = rf.open(path)
+    for row in np.random.default_rng(0).permutation(LARGE_ROWS).tolist():
+        assert source[row]["id"] == row
+    assert decodes[0,] <= 8
+
+
+def test_large_rows_of_several_row_groups_are_read_by_workers(tmp_path: Path) -> None:
+    path = write(large_rows("bytes"), tmp_path / "t.parquet", row_group_size=LARGE_ROWS // 3)
+    source = rf.open(path, cache_bytes=8 << 20)
+    for options in ({"num_workers": 3}, {"num_workers": 2, "worker_kind": "process"}):
+        loader = rf.Loader(source, 8, shuffle=True, topology=rf.Topology(), **options)  # type: ignore[arg-type]
+        assert Counter(i for batch in loader for i in batch["id"].tolist()) == Counter(range(LARGE_ROWS))
+
+
+def test_damage_among_large_rows_is_an_error_for_all_and_no_wrong_row(tmp_path: Path) -> None:
+    table = large_rows("bytes")
+    path = write(table, tmp_path / "t.parquet", row_group_size=LARGE_ROWS // 2, use_dictionary=False)
+    column = pq.read_metadata(path).row_group(1).column(1)
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size - 100] ^= 1
+    path.write_bytes(content)
+    source = rf.open(path)
+    rows = source.fetch(range(LARGE_ROWS // 2), ["x"])["x"].rows()
+    assert rows == table["x"].to_pylist()[: LARGE_ROWS // 2]
+    with pytest.raises(CorruptError, match=r"t\.parquet, row group 1[\s\S]*'x'"):
+        source.fetch([LARGE_ROWS - 1])
+    assert source.fetch([LARGE_ROWS - 1], ["id"])["id"].rows() == [LARGE_ROWS - 1]
+
+
+@pytest.mark.parametrize("expanding", [False, True])
+def test_text_stays_a_dictionary_only_if_that_is_smaller(expanding: bool, tmp_path: Path) -> None:
+    values = [f"{i}" * 2500 for i in range(4000)]
+    rows = [values[i % 20] for i in range(40_000)] if expanding else values
+    path = write(pa.table({"text": rows}), tmp_path / "t.parquet", store_schema=False)
+    source = rf.open(path, cache_bytes=8 << 20)
+    for ids in ([0, len(rows) - 1], range(100, 300)):
+        assert source.fetch(ids)["text"].rows() == [rows[i] for i in ids]
+    chunks = [entry.chunk["text"] for entry in source._cache._entries.values()]  # type: ignore[attr-defined]
+    assert all((chunk.index is not None) == expanding for chunk in chunks)
