@@ -35,8 +35,9 @@ _CURSORS, _MOST_CURSORS = 64, 128
 #: Bytes of a column that a cursor reads at once, less if the memory of all cursors does not allow it. A row group
 #: that is decoded as a whole is read as a whole, so that no page can claim to be longer than its column.
 _BUFFER, _LEAST_BUFFER = 1 << 20, 16 << 10
-#: Approximate bytes that a cursor holds of each column besides: a page of numbers; values in a page of text.
-_PAGE, _PAGE_VALUES = 176 << 10, 1024
+#: Bytes that a cursor holds of each column besides, about: a page of numbers, or of long lists. Values
+#: in a page of text.
+_PAGE, _LIST_PAGE, _PAGE_VALUES = 176 << 10, 1 << 20, 1024
 #: A cursor is large if it takes more than this share of the cache.
 _LARGE_SHARE = 16
 #: Bytes that a part may take when it is decoded: repeated values take next to nothing in the file.
@@ -76,7 +77,7 @@ class _Cursor:
 
     batches: Iterator[Any]  # the next rows
     leaves: dict[str, dict[int, Any]]  # the Parquet columns that are read, as of `_leaf_columns`
-    buffers: int  # approximate bytes of its read buffers, and of pages of ordinary values
+    buffers: int  # approximate bytes of its read buffers, and of pages of numbers
     values: dict[int, int] = field(default_factory=dict)  # number of values read so far of columns in lists
     nbytes: int = 0  # approximate bytes that it holds; known after its first rows
 
@@ -278,11 +279,14 @@ class ParquetReader:
     def _keep_cursor(self, key: _GroupKey, at: int, cursor: _Cursor) -> None:
         with self._lock:
             self._cursors[key, at] = cursor
-            self._drop_cursors(cursor.buffers, at_least=1)
+            self._drop_cursors(cursor, at_least=1)
 
-    def _drop_cursors(self, buffers: int, *, needed: int = 0, at_least: int = 0) -> None:
-        """Drop the cursors used least recently, until the others and ``needed`` bytes are within the limits."""
-        most = max(self._most_cursor_bytes, _CURSORS * buffers)
+    def _drop_cursors(self, cursor: _Cursor, *, needed: int = 0, at_least: int = 0) -> None:
+        """Drop the cursors used least recently, until the others and ``needed`` bytes are within the limits.
+
+        At least 64 are kept if they have pages of numbers.
+        """
+        most = max(self._most_cursor_bytes, _CURSORS * cursor.buffers)
         nbytes = needed + sum(cursor.nbytes for cursor in self._open_cursors)
         while len(self._cursors) > at_least and (nbytes > most or len(self._cursors) > _MOST_CURSORS):
             dropped = self._cursors.popitem(last=False)[1]
@@ -323,14 +327,16 @@ class ParquetReader:
         for number, leaf in (
             (number, leaf) for leaves in cursor.leaves.values() for number, leaf in leaves.items()
         ):
+            column = group.column(number)
+            size, stored, dictionary = column.total_uncompressed_size, column.total_compressed_size, 0
+            if column.has_dictionary_page:
+                dictionary = size * (column.data_page_offset - column.dictionary_page_offset) // max(1, stored)
+                dictionary = min(max(0, dictionary), size)
+            data, values = size - dictionary, max(1, column.num_values)
             if leaf.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"):
-                column = group.column(number)
-                size, stored, dictionary = column.total_uncompressed_size, column.total_compressed_size, 0
-                if column.has_dictionary_page:
-                    dictionary = size * (column.data_page_offset - column.dictionary_page_offset) // max(1, stored)
-                    dictionary = min(max(0, dictionary), size)
-                values = max(1, column.num_values)
-                nbytes += 2 * dictionary + (size - dictionary) * min(_PAGE_VALUES, values) // values
+                nbytes += 2 * dictionary + data * min(_PAGE_VALUES, values) // values
+            elif values >= _PAGE_VALUES * max(1, group.num_rows):
+                nbytes += 2 * dictionary + min(_LIST_PAGE, data)
         self._cursor_bytes[part.file, part.group, tuple(cursor.leaves)] = nbytes
         return nbytes
 
@@ -345,9 +351,6 @@ class ParquetReader:
             count = sum(map(len, leaves.values()))
             share = self._most_cursor_bytes // (_CURSORS * max(1, count)) - _PAGE
             buffer = 0 if part.rows == sum(part.totals) else min(_BUFFER, max(_LEAST_BUFFER, share))
-            with self._lock:
-                needed = self._cursor_bytes.get((part.file, part.group, names), 0)
-                self._drop_cursors(count * (buffer + _PAGE), needed=needed)
             reader = pq.ParquetFile(
                 handle,
                 metadata=metadata,
@@ -367,6 +370,7 @@ class ParquetReader:
                 if leaf.max_repetition_level:
                     cursor.values[number] = 0
             with self._lock:
+                self._drop_cursors(cursor, needed=self._cursor_bytes.get((part.file, part.group, names), 0))
                 self._open_cursors.add(cursor)
             return cursor
 
