@@ -413,7 +413,7 @@ class ChunkCache:
             while self._bytes + self.reserved > self.max_bytes and len(self._entries) > 1:
                 # The first of those that are not announced.
                 victim = max(self._entries, key=self._next_use) if self._announced else next(iter(self._entries))
-                is_expired = self._next_use(victim) == inf and self._entries[victim].is_expired(self._now)
+                is_expired = victim not in self._announced and self._entries[victim].is_expired(self._now)
                 if self._bytes <= self.max_bytes and not is_expired:
                     break
                 self._bytes -= self._entries.pop(victim).nbytes
