@@ -265,7 +265,8 @@ class Wide(Squares):
 
     def __init__(self, data_bytes: int) -> None:
         super().__init__([100] * 50)
-        self._init_chunks([100] * 50, data_bytes=data_bytes)
+        self.decoded_bytes = data_bytes
+        self._init_chunks([100] * 50)
 
 
 def test_a_window_that_nobody_chose_suits_data_larger_than_the_cache() -> None:

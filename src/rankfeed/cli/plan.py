@@ -8,8 +8,8 @@ import numpy as np
 
 from rankfeed.cli import options
 from rankfeed.cli.output import Json, show, show_findings
-from rankfeed.diagnostics.verify.plans import poor_mixture
-from rankfeed.plan import Schedule, measure_quality, measure_reading
+from rankfeed.diagnostics.verify.plans import poor_mixture, reading_of
+from rankfeed.plan import Schedule, measure_quality
 from rankfeed.plan.plan import DEFAULT_WINDOW
 from rankfeed.topology import Topology
 
@@ -70,9 +70,8 @@ def plan(
         "peak_planning_bytes": peak,
         "fingerprint": made.fingerprint,
     }
-    cached = None if source is None else source.cached_blocks
     quality = measure_quality(made, batch_size=batch_size, world_size=ranks, epoch=epoch)
-    reading = measure_reading(made, batch_size=batch_size, world_size=ranks, cached_blocks=cached, epoch=epoch)
+    reading = reading_of(made, source, batch_size=batch_size, world_size=ranks, epoch=epoch)
     figures["mixture"] = vars(quality)
     figures["reading_of_a_rank"] = vars(reading)
     findings = [*poor_mixture(made, quality)]

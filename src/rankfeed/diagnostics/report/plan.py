@@ -9,8 +9,8 @@ import numpy as np
 
 from rankfeed.diagnostics.report.charts import bars, heatmap, lines
 from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section, shown
-from rankfeed.diagnostics.verify.plans import poor_mixture, verify_plan
-from rankfeed.plan import Schedule, Tail, measure_quality, measure_reading
+from rankfeed.diagnostics.verify.plans import poor_mixture, reading_of, verify_plan
+from rankfeed.plan import Schedule, Tail, measure_quality
 from rankfeed.plan.plan import Int64
 from rankfeed.sources.source import Source
 
@@ -73,8 +73,7 @@ def plan_page(
     findings = found.findings
     if steps:
         sizes = {"batch_size": schedule.batch_size, "world_size": ranks, "epoch": schedule.epoch}
-        quality = measure_quality(plan, **sizes)
-        reading = measure_reading(plan, cached_blocks=None if source is None else source.cached_blocks, **sizes)
+        quality, reading = measure_quality(plan, **sizes), reading_of(plan, source, **sizes)
         facts |= {
             "classes of a rank's batch, sorted data": f"{quality.classes:.0%} of a global shuffle",
             "blocks of a rank's batch": f"{quality.blocks:.1f}",
@@ -130,8 +129,8 @@ def _first_row(schedule: Schedule, rank: int, step: int) -> Int64:
     low = schedule.position_after(step - 1) if step else schedule.start
     size = schedule.position_after(step) - low
     first, last = (number * size // schedule.world_size for number in (rank, rank + 1))
-    ids = schedule.plan.step_ids(schedule.epoch, np.array([low]), size, first, min(last, first + 1))
-    return ids.reshape(-1)
+    stop = last if last - first == size else min(last, first + 1)  # a whole step has an order of its own
+    return schedule.plan.step_ids(schedule.epoch, np.array([low]), size, first, stop)[0, :1]
 
 
 def _times(first: Schedule) -> Figure:

@@ -1,7 +1,7 @@
 """Whether a plan delivers each sample once: counted if it is small enough, otherwise sampled."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -11,9 +11,10 @@ import numpy as np
 
 from rankfeed.diagnostics.findings import Finding, Judged
 from rankfeed.diagnostics.multiset import HashPartitions, distinct, partition_ranges
-from rankfeed.plan import Plan, Schedule, ShuffleQuality, Tail
+from rankfeed.plan import Plan, ReadingCost, Schedule, ShuffleQuality, Tail, measure_reading
 from rankfeed.plan.quality import remedy_for
 from rankfeed.plan.schedule import SampleOrder
+from rankfeed.sources.source import Source
 from rankfeed.topology import Topology
 
 #: Plans with more samples than this are sampled.
@@ -77,6 +78,18 @@ def poor_mixture(plan: Plan, quality: ShuffleQuality) -> tuple[Finding, ...]:
         return ()
     what = f"the batches of a rank are poorly mixed: {quality}"
     return (Finding("poorly-mixed", "warning", what, (), remedy_for(plan)),)
+
+
+def reading_of(plan: Plan, source: Source | None, **options: int) -> ReadingCost:
+    """What a rank reads of a source in an epoch, with the cache that it has; None for a cache of any size."""
+    if source is None or source.cached_blocks is None:
+        return measure_reading(plan, **options)
+    reading = measure_reading(plan, cached_blocks=source.cached_blocks, **options)
+    if plan.shuffle == "none" or not source.cache_bytes:
+        return reading
+    # A block that is larger than the cache is decoded from its start several times.
+    passes = -(-source.decoded_bytes // (len(source.blocks) * source.cache_bytes))
+    return replace(reading, decoded=reading.decoded * passes)
 
 
 def verify_plan(

@@ -178,7 +178,7 @@ def rows(
         first = 0
         for table in _stream(path, dialect):
             known = fields_of(table.schema, nulls=nulls, columns=columns)
-            fields = {name: known[name] for name in check_columns(columns, known)}
+            fields = {name: known[name] for name in check_columns(columns, known, masks_of(known, nulls))}
             buffers = read_columns(table, fields, where=path, first_row=first, nulls=nulls)
             every = np.arange(len(table))
             read = columns_from_buffers(fields, list(buffers), ChunkGroups([0], every, None), [buffers])
