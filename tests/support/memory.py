@@ -24,7 +24,7 @@ def peak(call: Callable[[], _Result]) -> tuple[int, _Result]:
     child = fork.Process(target=measured)
     child.start()
     send.close()
-    assert receive.poll(60)
+    assert receive.poll(600)
     try:
         return receive.recv()
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from math import exp
 
@@ -16,10 +16,10 @@ ENOUGH_CLASSES = 0.9
 
 #: Classes of the data that the measurement assumes, all of the same number of samples.
 _CLASSES = 10
-#: Batches that are examined of a rank, the rows of all of them, and the rows of a global batch.
-_BATCHES, _ROWS, _GLOBAL_ROWS = 64, 2**15, 4096
+#: Batches that are examined, the rows of all of them, and the rows of a global batch.
+_BATCHES, _ROWS, _GLOBAL_ROWS = 48, 2**14, 256
 #: Steps of a rank whose reading is counted, and their rows; of a longer epoch it is estimated from as many.
-_COUNTED_STEPS, _COUNTED_ROWS = 2**12, 2**20
+_COUNTED_STEPS, _COUNTED_ROWS = 2**11, 2**19
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,17 @@ def measure_quality(plan: Plan, *, batch_size: int, world_size: int, epoch: int 
         >>> quality.is_mixed, round(quality.blocks)
         (True, 15)
     """
-    total, batches = plan.num_samples, max(4, min(_BATCHES, _ROWS // batch_size))
+    total, batches = plan.num_samples, max(12, min(_BATCHES, _ROWS // batch_size))
+    ranks = sorted({0, world_size // 2, world_size - 1})
     rank_batches: list[Int64] = []
     global_batches: list[Int64] = []
     while len(rank_batches) < batches:
-        for rank in sorted({0, world_size // 2, world_size - 1}):
+        for rank in ranks:
             schedule = _Rank(rank, world_size).schedule(plan, batch_size, epoch)
             steps = max(1, len(schedule) - 2)  # the last two may be smaller
-            for step in np.unique(np.linspace(0, steps - 1, batches, dtype=np.int64)).tolist():
-                rank_batches.append(schedule.batch(step)[schedule.valid(step)])
+            for step in np.unique(np.linspace(0, steps - 1, batches // len(ranks), dtype=np.int64)).tolist():
+                ids, _ = schedule.batches(range(step, step + 1))
+                rank_batches.append(ids[schedule.valid(step)])
                 low, high = step * schedule.global_batch_size, schedule.position_after(step)
                 global_batches.append(plan.sample_ids(epoch, np.arange(low, min(high, low + _GLOBAL_ROWS))))
         epoch += 1
@@ -114,10 +116,10 @@ def _relative_classes(batches: list[Int64], total: int) -> float:
     edges = np.linspace(0, total, _CLASSES + 1, dtype=np.int64)
     classes = sum(len(np.unique(edges.searchsorted(ids, side="right"))) for ids in batches)
     expected = 0.0
-    for size in np.diff(edges).tolist():
-        for ids in batches:
-            draws = np.arange(len(ids))
-            expected += 1 - np.prod(np.maximum(0, total - size - draws) / (total - draws))
+    for rows, count in Counter(map(len, batches)).items():
+        draws = np.arange(rows)
+        for size in np.diff(edges).tolist():
+            expected += count * (1 - np.prod(np.maximum(0, total - size - draws) / (total - draws)))
     return float(classes / expected)
 
 
@@ -141,7 +143,7 @@ def measure_reading(
     steps = len(schedule)
     counted = min(steps, _COUNTED_STEPS, max(2, _COUNTED_ROWS // batch_size))
     spread = np.unique(np.linspace(0, steps - 1, counted, dtype=np.int64)).tolist()
-    rows = np.concatenate([schedule.batch(step) for step in spread])
+    rows = np.concatenate([schedule.batches(range(step, step + 1))[0] for step in spread])
     distinct = len(np.unique(plan.block_of(rows)))
     read = distinct if counted == steps else _estimate_distinct(distinct, len(rows), plan.num_blocks)
     share = None if read is None else read / plan.num_blocks
