@@ -136,5 +136,6 @@ def test_batches_that_may_lack_samples_are_not_proven_in_a_run_and_in_its_rates(
         told = json.loads(done.stdout)
         assert done.returncode == 3
         assert told["verdict"] == "not proven"
-        assert [each["code"] for each in told["findings"]] == ["rows-not-proven"]
+        codes = [each["code"] for each in told["findings"]]
+        assert [code for code in codes if code != "waits-for-data"] == ["rows-not-proven"]
         assert 5 in told["facts"].values() or 40 in told["facts"].values()

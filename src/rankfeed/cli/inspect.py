@@ -100,7 +100,7 @@ def _summary(figures: dict[str, Any]) -> dict[str, Any]:
         "samples": figures["samples"],
         "blocks": f"{figures['blocks']:,} of {sizes}",
         "on disk": f"{format_bytes(disk['bytes'])} in {count_of(disk['files'], 'file')}, {each} a sample",
-        "shuffle=True": _describe_shuffle(figures["shuffle"]),
+        "shuffled": _describe_shuffle(figures["shuffle"]),
         "fingerprint": figures["fingerprint"],
         "rows copied": "by native code" if figures["native_copy"] else "one by one: there was no C compiler",
     }

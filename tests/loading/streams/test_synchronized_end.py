@@ -120,6 +120,7 @@ def resumed(together: Any, lengths: tuple[int, ...], batch: int, tail: Any, stop
         state = json.dumps(loader.state_dict())
         other: Any = rf.Loader(own(lengths), batch, tail=tail, topology=topology, id_column="id")
         other.load_state_dict(json.loads(state))
+        other.set_epoch(0)  # of its end, nothing is left
         batches += list(other)
         assert all(len(each["x"]) == batch for each in batches)
         assert tail == "drop" or all(len(each["valid"]) == batch for each in batches)
