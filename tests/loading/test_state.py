@@ -234,6 +234,16 @@ def test_loading_twice_is_loading_once() -> None:
     assert same(list(loader), list(feed())[2:])
 
 
+def test_loading_a_state_does_not_change_it_whatever_the_fingerprint_of_the_source_contains() -> None:
+    source = Memory(50, mark="-v1")
+    first = Loader(source, 4, topology=Topology())
+    next(iter(first))
+    state = first.state_dict()
+    second = Loader(source, 4, topology=Topology())
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+
+
 def test_a_state_taken_between_iter_and_the_first_batch_is_the_place_itself() -> None:
     loader = feed()
     fresh = loader.state_dict()

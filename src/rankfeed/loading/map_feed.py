@@ -62,7 +62,7 @@ class MapFeed:
         self._measured_plan: Plan | None = None
         self._has_checked_rngs = False
         self._open_properties, self._audit, self._ledger = open_properties, audit, ledger
-        #: Digest of samples in a loaded state, and whether it was compared by a run of this feed.
+        #: Digest of samples in a loaded state, "" if none is to be compared; and whether a run has begun since.
         self._loaded_content, self._has_begun = "", False
 
     @cached_property
@@ -103,7 +103,8 @@ class MapFeed:
         parsed = decode_as(LoaderState, state)
         plan = restore_plan(self.plan, self.source.blocks, parsed.plan, self._open_properties)
         cursor = resume_cursor(parsed, plan.describe(), comparable_fingerprint(parsed, self.source))
-        self._loaded_content, self._has_begun = parsed.source.partition("-")[2], False
+        self._loaded_content = "" if self._has_identity else parsed.source.partition("-")[2]
+        self._has_begun = False
         self.plan = plan
         return cursor
 
@@ -150,7 +151,7 @@ class MapFeed:
             audit = EpochAudit.of_rank(schedule, plan.fingerprint)
         self._builder.fix_layout()  # before the first batch, in the process that iterates
         check_added_columns(self._builder.layout, self._builder.id_column, self._options.tail)
-        if self._loaded_content and not self._has_identity and not self._has_begun:
+        if self._loaded_content and not self._has_begun:
             check_content(self._loaded_content, self._content, self.source)
         self._has_begun = True
         if not self._has_checked_rngs:

@@ -100,7 +100,7 @@ def check_content(expected: str, found: str, source: Source) -> None:
             "the checkpoint belongs to other data",
             expected=f"samples with the digest {expected}",
             found=f"{found}: the fingerprint of {safe_repr(source)} is the same, but samples have another content",
-            remedy="resume with the same data; or begin an epoch with set_epoch()",
+            remedy="resume with the same data; or begin an epoch with set_epoch() of a Loader without this state",
         )
 
 
