@@ -451,6 +451,36 @@ def test_row_groups_under_way_hold_little_of_wide_files_however_many_there_are(
     assert pa.total_allocated_bytes() - before < (4 << 20) + 4 * columns * (200 << 10)
 
 
+def test_threads_that_end_row_groups_while_others_count_the_memory_of_cursors(tmp_path: Path) -> None:
+    groups, rows = 100, 12_000
+    table = pa.table({"x": np.random.default_rng(0).integers(0, 1 << 60, groups * rows)})
+    path = write(table, tmp_path / "t.parquet", row_group_size=rows, compression=None, use_dictionary=False)
+    source = ParquetSource(path, cache_bytes=1 << 20)
+    source.fetch(range(0, 60 * rows, rows))  # each of them begins a row group
+    reader, is_done = source._reader, threading.Event()
+    assert reader is not None
+    assert len(reader._cursors) == 60
+    sizes = []
+
+    def count() -> None:
+        while not is_done.is_set():
+            sizes.append(reader.nbytes)
+
+    thread = threading.Thread(target=count)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        for last in range(61 * rows - 1, groups * rows, rows):  # each of them ends one
+            source.fetch([last])
+        assert thread.is_alive()
+    finally:
+        is_done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert min(sizes) > 0
+
+
 # Files that changed or are not what they should be.
 
 

@@ -15,7 +15,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rankfeed._util.handle_cache import HandleCache
@@ -78,7 +78,7 @@ class _Cursor:
     batches: Iterator[Any]  # the next rows
     leaves: dict[str, dict[int, Any]]  # the Parquet columns that are read, as of `_leaf_columns`
     buffers: int  # approximate bytes of its read buffers, and of pages of numbers
-    values: dict[int, int] = field(default_factory=dict)  # number of values read so far of columns in lists
+    values: dict[int, int]  # number of values read so far of columns in lists, by number
     nbytes: int = 0  # approximate bytes that it holds; known after its first rows
 
 
@@ -173,7 +173,7 @@ class ParquetReader:
         skipped: Callable[[int, Any], object] | None,
     ) -> Any:
         where, key = self._where(part), (part.file, part.group, names)
-        at, cursor = self._take_cursor(key, part.first) or (0, self._open_cursor(part, names, dictionaries))
+        at, cursor = self._take_cursor(part, names, dictionaries)
         is_kept = False
         try:
             while at < part.first:
@@ -189,7 +189,8 @@ class ParquetReader:
             if is_kept:
                 self._keep_cursor(key, at + part.rows, cursor)
             else:
-                self._open_cursors.discard(cursor)
+                with self._lock:
+                    self._open_cursors.discard(cursor)
         return rows
 
     def _where(self, part: RowGroupPart) -> str:
@@ -215,7 +216,7 @@ class ParquetReader:
         where = self._where(part)
         with arrow_errors(where):
             by_name = _leaf_columns(metadata.schema, names)
-        leaves = {number: column for columns in by_name.values() for number, column in columns.items()}
+        leaves = _by_number(by_name)
         texts = {
             number: column.path
             for number, column in leaves.items()
@@ -242,11 +243,11 @@ class ParquetReader:
         read = tuple(name for name, columns in by_name.items() if columns.keys() & (texts.keys() | sized.keys()))
         with arrow_errors(where):
             try:
-                first = self._first_row(one_row, read, frozenset(texts.values()))
+                first = next(self._open_cursor(one_row, read, frozenset(texts.values())).batches)
             except OSError as error:  # encodings that Arrow does not decode into a dictionary
                 if "Not yet implemented" not in str(error):
                     raise
-                first = self._first_row(one_row, read)
+                first = next(self._open_cursor(one_row, read).batches)
         nbytes = sum(group.column(number).num_values * value_bytes for number, value_bytes in sized.items())
         dictionaries = set()
         for name in read:
@@ -263,18 +264,20 @@ class ParquetReader:
                     nbytes += longest * column.num_values // _CUT
         return _Decoded(nbytes, frozenset(dictionaries))
 
-    def _first_row(
-        self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str] = frozenset()
-    ) -> Any:
-        cursor = self._open_cursor(part, names, dictionaries)
-        self._open_cursors.discard(cursor)
-        return next(cursor.batches)
-
-    def _take_cursor(self, key: _GroupKey, first: int) -> tuple[int, _Cursor] | None:
-        """The nearest cursor before a row; others may be continued by other readers."""
+    def _take_cursor(
+        self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str]
+    ) -> tuple[int, _Cursor]:
+        """The nearest cursor before a part and its next row, or a new one; other readers may continue others."""
+        key = (part.file, part.group, names)
         with self._lock:
-            at = max((at for group, at in self._cursors if group == key and at <= first), default=None)
-            return None if at is None else (at, self._cursors.pop((key, at)))
+            at = max((at for group, at in self._cursors if group == key and at <= part.first), default=None)
+            if at is not None:
+                return at, self._cursors.pop((key, at))
+        cursor = self._open_cursor(part, names, dictionaries)
+        with self._lock:
+            self._drop_cursors(cursor, needed=self._cursor_bytes.get(key, 0))
+            self._open_cursors.add(cursor)
+        return 0, cursor
 
     def _keep_cursor(self, key: _GroupKey, at: int, cursor: _Cursor) -> None:
         with self._lock:
@@ -324,9 +327,7 @@ class ParquetReader:
         """Approximate bytes that a cursor holds, now that a row was read."""
         group = self._file(part.file)[1].row_group(part.group)
         nbytes = cursor.buffers
-        for number, leaf in (
-            (number, leaf) for leaves in cursor.leaves.values() for number, leaf in leaves.items()
-        ):
+        for number, leaf in _by_number(cursor.leaves).items():
             column = group.column(number)
             size, stored, dictionary = column.total_uncompressed_size, column.total_compressed_size, 0
             if column.has_dictionary_page:
@@ -348,8 +349,8 @@ class ParquetReader:
         handle, metadata = self._file(part.file)
         with arrow_errors(self._where(part)):
             leaves = _leaf_columns(metadata.schema, names)
-            count = sum(map(len, leaves.values()))
-            share = self._most_cursor_bytes // (_CURSORS * max(1, count)) - _PAGE
+            by_number = _by_number(leaves)
+            share = self._most_cursor_bytes // (_CURSORS * max(1, len(by_number))) - _PAGE
             buffer = 0 if part.rows == sum(part.totals) else min(_BUFFER, max(_LEAST_BUFFER, share))
             reader = pq.ParquetFile(
                 handle,
@@ -363,16 +364,8 @@ class ParquetReader:
             batches = reader.iter_batches(
                 part.step, row_groups=[part.group], columns=list(names), use_threads=False
             )
-            cursor = _Cursor(iter(batches), leaves, count * (buffer + _PAGE))
-            for number, leaf in (
-                (number, leaf) for columns in leaves.values() for number, leaf in columns.items()
-            ):
-                if leaf.max_repetition_level:
-                    cursor.values[number] = 0
-            with self._lock:
-                self._drop_cursors(cursor, needed=self._cursor_bytes.get((part.file, part.group, names), 0))
-                self._open_cursors.add(cursor)
-            return cursor
+            values = {number: 0 for number, column in by_number.items() if column.max_repetition_level}
+            return _Cursor(iter(batches), leaves, len(by_number) * (buffer + _PAGE), values)
 
     def _file(self, number: int) -> tuple[Any, Any]:
         """A file that threads share, as its reads have offsets, and its metadata."""
@@ -405,6 +398,11 @@ def _leaf_columns(schema: Any, names: tuple[str, ...]) -> dict[str, dict[int, An
             leaves[column.name] = {number: schema.column(number) for number in range(start, end)}
         start = end
     return {name: leaves[name] for name in names}
+
+
+def _by_number(leaves: dict[str, dict[int, Any]]) -> dict[int, Any]:
+    """The Parquet columns of all Arrow columns."""
+    return {number: column for columns in leaves.values() for number, column in columns.items()}
 
 
 def _leaves_of(array: Any) -> list[tuple[Any, int]]:
