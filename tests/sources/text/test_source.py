@@ -659,6 +659,7 @@ def test_the_remedy_for_a_null_in_a_stream_works(kind: str, tmp_path: Path) -> N
     expected = samples_of(rf.open(path, nulls="mask"))
     assert samples_of(masked) == expected
     assert [bool(sample["x_valid"]) for sample in expected] == [True, False]
+    assert [[*sample] for sample in rows(path, columns=["x"], nulls="mask")] == 2 * [["x", "x_valid"]]
     assert [row["y"] for row in rf.write(rows(path, columns=["y"]), tmp_path / "y", progress=False)] == ["a", "b"]
     with pytest.raises(ArgumentError, match="no such column"):
         list(rows(path, columns=["z"]))
