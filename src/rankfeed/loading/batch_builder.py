@@ -532,19 +532,14 @@ class BatchBuilder:
             given.append(sample)
         return given
 
-    def _has_ids(self, batch: Any) -> bool:
-        """Whether a collate_fn has returned the id column of its samples."""
-        assert self.id_column is not None
-        return self.collate_fn is not None and batch_field(batch, self.id_column) is not None
-
     def _check_rows(self, batch: Any, spec: BatchSpec, function: str) -> str:
         """The function, if it is not known whether its batch has all samples; empty if it has."""
         return "" if check_rows(batch, spec.ids, self.id_column, function, spec.where) else function
 
     def _add_columns(self, batch: Any, spec: BatchSpec) -> None:
         extra: dict[str, npt.NDArray[Any]] = {}
-        if self.id_column is not None and not self._has_ids(batch):
-            extra[self.id_column] = spec.ids
+        if (name := self.id_column) is not None and (self.collate_fn is None or batch_field(batch, name) is None):
+            extra[name] = spec.ids  # else the collate_fn has returned the column
         if spec.valid is not None:
             extra["valid"] = spec.valid
         if not extra:

@@ -234,9 +234,9 @@ def check_rows(
             raise _rows_missing(function, sample_ids, found, where)
         return False
     counts = _row_counts(batch, rows)
-    known = [count for count in counts if count is not None]
-    if known and len(known) == len(counts) and max(known) < rows:
-        raise _rows_missing(function, sample_ids, f"{max(known)} rows in every array", where)
+    certain = [count for count in counts if count is not None]
+    if certain and len(certain) == len(counts) and max(certain) < rows:
+        raise _rows_missing(function, sample_ids, f"{max(certain)} rows in every array", where)
     return counts == {rows}
 
 
@@ -296,5 +296,5 @@ def _row_counts(value: Any, rows: int, *, is_batch: bool = True) -> set[int | No
 
 
 def _common_counts(values: Iterable[Any], rows: int) -> set[int | None]:
-    counts = [each for value in values if (each := _row_counts(value, rows, is_batch=False))]
+    counts = [count for value in values if (count := _row_counts(value, rows, is_batch=False))]
     return (set.intersection(*counts) or {None}) if counts else set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import reprlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Never, get_args
 
@@ -365,9 +366,9 @@ class Loader(DataLoaderCompat):
         return self._stats.as_dict()
 
     @property
-    def unproven_samples(self) -> dict[str, int]:
+    def unproven_samples(self) -> Counter[str]:
         """The ``unproven_samples`` of `stats` by the function that returned their batches."""
-        return self._stats.unproven
+        return self._stats.unproven.copy()
 
     def __getstate__(self) -> dict[str, Any]:
         progress, feed = copy.copy(self.progress), copy.copy(self._feed)

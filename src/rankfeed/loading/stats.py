@@ -1,6 +1,7 @@
 """Rates, waiting times and memory of a loader."""
 
 import time
+from collections import Counter
 from operator import add
 
 from rankfeed._util.native import native_library
@@ -18,7 +19,8 @@ class LoaderStats:
         self._workers = max(1, workers)
         self._epoch = self._epoch_step = self._epoch_steps = self._steps_before = 0
         self._steps = self._samples = 0
-        self._unproven: dict[str, int] = {}
+        #: Samples of batches that may lack some of them, by the user's function that returned the batch.
+        self.unproven: Counter[str] = Counter()
         self._padding = self._padded = self._hits = self._lookups = 0
         self._stages, self._transfer = [0.0] * len(StageSeconds._fields), 0.0
         #: From the first request to the last answer, pauses between epochs included.
@@ -53,16 +55,11 @@ class LoaderStats:
         self._epoch_step = self._steps_before + result.step + 1
         self._samples += len(result.sample_ids)
         if result.unproven:
-            self._unproven[result.unproven] = self._unproven.get(result.unproven, 0) + len(result.sample_ids)
+            self.unproven[result.unproven] += len(result.sample_ids)
         self._padded += result.padding[1]
         self._padding += result.padding[0]
         self._lookups += result.lookups[1]
         self._hits += result.lookups[0]
-
-    @property
-    def unproven(self) -> dict[str, int]:
-        """Samples of batches that may lack some of them, by the user's function that returned the batch."""
-        return dict(self._unproven)
 
     def as_dict(self) -> dict[str, int | float]:
         """Counts, rates, waits (an open one included), cache hits, padding and memory, as plain numbers."""
@@ -79,7 +76,7 @@ class LoaderStats:
             "epoch_steps": self._epoch_steps,  # 0 if unknown
             "steps": self._steps,
             "samples": self._samples,  # that went into the batches, without padding rows
-            "unproven_samples": sum(self.unproven.values()),  # of them, in batches that may lack some
+            "unproven_samples": self.unproven.copy().total(),  # of them, in batches that may lack some
             "seconds": seconds,
             "samples_per_second": self._samples / seconds if seconds else 0.0,
             "waiting_seconds": waiting,

@@ -96,7 +96,7 @@ class AuditReader:
         # Workers that persist would tag batches after the audit, too.
         tags = attribute(self.loader, "num_workers") and not attribute(self.loader, "persistent_workers")
         restore = record(self.loader, indices=False) if tags else None
-        before = Counter({} if own is None else own.unproven_samples)
+        before = Counter[str]() if own is None else own.unproven_samples
         try:
             batches = iter(self.loader)
             for batch in islice(batches, max_steps):
@@ -119,7 +119,7 @@ class AuditReader:
         epoch = log.figures(summary.rank, in_order)
         # Ids of the user's own in a batch show what it has.
         if own is not None and (summary.keys != "ids" or self.key == own.id_column):
-            epoch = replace(epoch, unproven=dict(Counter(own.unproven_samples) - before))
+            epoch = replace(epoch, unproven=dict(own.unproven_samples - before))
         summary.epochs.append(epoch)
         if own is not None and own.topology.launcher == "mesh":
             summary.share = own.topology.rank
