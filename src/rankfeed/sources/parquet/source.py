@@ -115,18 +115,21 @@ class ParquetSource(ChunkedSource):
             self._most_part_bytes = min(_PART_BYTES, max(_LEAST_PART_BYTES, cache_bytes // _PARTS_IN_CACHE))
         #: Rows and sizes of the row groups of each file.
         self._groups = [(footer.rows, some) for footer, some in zip(footers, sizes, strict=True)]
-        #: Parts have fewer rows by this factor; 0: small row groups are combined as well.
-        self._factor = 0
-        self._parts = cut_row_groups(self._groups, self._most_part_bytes, 0, self.files.path)
-        #: Row groups with large rows that are read in parts.
-        self._sequential_chunks = any(self._is_sequential(part) for part in self._parts)
-        self._reader: ParquetReader | None = None
         #: The same data in smaller parts, once a part could not be decoded.
         self._finer: ParquetSource | None = None
         encoded = sum(nbytes for footer in footers for nbytes in footer.nbytes)
         all_fields = [field_of(kind) for _, _, kind in leaves_of(schema)]
         row_bytes = sum(each.row_bytes() if each.kind == "dense" else _LEAST_ROW_BYTES for each in all_fields)
         self.decoded_bytes = max(encoded, int(blocks.sum()) * row_bytes)
+        self._init_parts(0, cache_bytes)
+
+    def _init_parts(self, factor: int, cache_bytes: int) -> None:
+        """Divide the row groups into parts, with fewer rows by a factor; 0 also combines small row groups."""
+        self._factor = factor
+        self._parts = cut_row_groups(self._groups, self._most_part_bytes, factor, self.files.path)
+        #: Row groups with large rows that are read in parts.
+        self._sequential_chunks = any(map(self._is_sequential, self._parts))
+        self._reader: ParquetReader | None = None  # whose cursors return rows in steps of these parts
         self._init_chunks([part.rows for part in self._parts], cache_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -149,10 +152,7 @@ class ParquetSource(ChunkedSource):
                     raise
                 factor = 1  # the damage may be in another row group of the part
             finer = copy.copy(self)
-            finer._factor = max(1, self._factor) * factor
-            finer._parts = cut_row_groups(self._groups, self._most_part_bytes, finer._factor, self.files.path)
-            finer._reader = None  # its cursors return rows in other steps
-            finer._init_chunks([part.rows for part in finer._parts], self.cache_bytes)
+            finer._init_parts(max(1, self._factor) * factor, self.cache_bytes)
             self._finer, self._cache = finer, ChunkCache(0)
         return self._finer._fetch(ids, names)
 
@@ -174,20 +174,18 @@ class ParquetSource(ChunkedSource):
 
     def _parents_of(self, names: Iterable[str]) -> tuple[str, ...]:
         """The columns of the file in which some fields are."""
-        return tuple(dict.fromkeys(self._parents[name] for name in names))
+        return tuple(dict.fromkeys(self._parents[name] for name in names if name in self._parents))
 
     def _can_prefetch(self, number: int, names: tuple[str, ...]) -> bool:
         part = self._parts[number]
         if not self._is_sequential(part) or (part.first and self._cache.is_pending((number - 1, names))):
             return True
-        parents = self._parents_of(name for name in names if name in self._parents)
-        return self._open_reader().continues_at(part, parents)
+        return self._open_reader().continues_at(part, self._parents_of(names))
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> Chunk:
-        part = self._parts[number]
-        wanted = [name for name in names if name in self._parents]
-        if wanted:
-            parents, reader = self._parents_of(wanted), self._open_reader()
+        part, parents, rows = self._parts[number], self._parents_of(names), None
+        if parents:
+            reader = self._open_reader()
             with reader.lock(part, parents):
                 # Perhaps it was decoded on the way to another one.
                 if (chunk := self._cache.peek((number, names))) is not None:
@@ -201,8 +199,7 @@ class ParquetSource(ChunkedSource):
 
                 rows = reader.read(part, parents, keep)
                 self._cache.reserved = reader.nbytes
-            return self._columns(number, names, rows)
-        return self._columns(number, names, None)
+        return self._columns(number, names, rows)
 
     def _columns(self, number: int, names: tuple[str, ...], rows: Any) -> dict[str, ColumnBuffer]:
         """The columns of a part, of which the ``rows`` were read."""
