@@ -247,6 +247,23 @@ def test_threads_that_draw_from_a_global_generator_are_a_warning(name: str, coll
         list(loader)  # warns once
 
 
+def test_a_state_does_not_depend_on_when_threads_draw_from_a_global_generator() -> None:
+    def draw(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "draw": [np.random.rand() for _ in range(100)]}
+
+    states = Counter[str]()
+    source = from_dataset([{"x": np.full(200, number)} for number in range(1000)])
+    for _ in range(10):
+        loader = Loader(source, 8, transform=draw, num_workers=3, prefetch_factor=8, topology=Topology())
+        batches = iter(loader)
+        with pytest.warns(UserWarning, match="draws from the global generators"):
+            next(batches)
+        states[loader.state_dict()["source"]] += 1
+        list(batches)  # so that the threads end
+    assert [*states.values()] == [10]
+    assert "-" in next(iter(states))  # the samples can be compared
+
+
 def test_threads_of_a_dataset_that_draws_are_a_warning() -> None:
     loader = Loader(from_dataset(Drawing(20)), 4, num_workers=2, topology=Topology())
     with pytest.warns(

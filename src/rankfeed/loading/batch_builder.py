@@ -297,10 +297,13 @@ class BatchBuilder:
             self.layout = resolve_dtypes(layout)
         self.has_layout = True
 
-    def warn_of_shared_rngs(self) -> None:
-        """Warn if samples draw from global generators, which threads share: each run would draw other numbers."""
+    def warn_of_shared_rngs(self) -> bool:
+        """Warn if samples draw from global generators, which threads share: each run would draw other numbers.
+
+        Returns whether they do.
+        """
         if self.seed_globals or not (self.source.runs_user_code or self.transform is not None):
-            return
+            return False
         drawn = {"torch", "numpy.random", "random"}
         with preserve_rng_state():
             for sample_id in probe_ids(len(self.source), _SAMPLES_WATCHED).tolist():
@@ -309,11 +312,11 @@ class BatchBuilder:
                     self._rows(BatchSpec(0, np.array([sample_id]), None, 0, 0, 0))
                 except Exception as error:  # which the step raises that the sample belongs to
                     reraise_interrupt(error)
-                    return
+                    return False
                 after = rng_states()
                 drawn = {name for name in drawn if after[name] != before[name]}
                 if not drawn:
-                    return
+                    return False
                 # Generators that other threads of the program use change without the sample, too.
                 time.sleep(min(time.perf_counter() - began, _MAX_PAUSE))
                 now = rng_states()
@@ -326,6 +329,7 @@ class BatchBuilder:
                 "worker_kind='process', which seeds the global generators for each sample.",
                 stacklevel=2,
             )
+        return bool(drawn)
 
     def layout_of(self, spec: BatchSpec) -> Layout | RankfeedError | None:
         """The layout of a stream's samples after the transform; the error if they differ; None without samples."""

@@ -156,7 +156,8 @@ class MapFeed:
         self._has_begun = True
         if not self._has_checked_rngs:
             self._has_checked_rngs = True
-            self._builder.warn_of_shared_rngs()
+            if self._builder.warn_of_shared_rngs():
+                _ = self._content  # cached: it watches the generators from which the threads will draw
         for result in self._batches(schedule, topology.local_world_size):
             if result.step + 1 == len(schedule):
                 self.source.check_unchanged()
