@@ -105,6 +105,7 @@ class ArrowSource(ChunkedSource):
         fingerprint = digest_of(*map(str.encode, (*digests, self.files.fingerprint)))
         self._init_samples(label(paths), fields, np.concatenate(blocks), fingerprint)
         self._plain = frozenset(plain & set(self._fields))
+        self._all_in_place = plain.issuperset(name for name, _, _ in leaves_of(schema))
         # Columns that are read in place have no nulls in any file: their masks need no data.
         masks = {name + VALID for name in plain} if nulls == "mask" else set()
         self._all_valid = frozenset(masks & set(self._fields))
@@ -119,16 +120,14 @@ class ArrowSource(ChunkedSource):
     @cached_property
     def decoded_bytes(self) -> int:  # type: ignore[override]
         """Approximate decoded size of all columns; 0 if all can be read in place."""
-        files = [self._file(number) for number in range(len(self._file_starts) - 1)]
-        names = {name for name, _, _ in leaves_of(files[0].schema)}
-        if all(names <= file.plain.keys() for file in files if file.starts[-1]):
+        rows, stored = np.diff(self._file_starts), int(self.files.sizes.sum())
+        if self._all_in_place or not rows.any():
             return 0
-        stored = sum(len(file.data) for file in files)
-        first = next((file for file in files if file.starts[-1]), files[0])
+        first = self._file(int(np.flatnonzero(rows)[0]))
         if not first.is_compressed or stored > GLOBAL_SHUFFLE_BYTES:
             return stored
         try:
-            return max(stored, first.decoded_row_bytes() * int(self._file_starts[-1]))
+            return max(stored, first.decoded_row_bytes() * int(rows.sum()))
         except RankfeedError:
             return stored  # the damage is reported where the rows are read
 
