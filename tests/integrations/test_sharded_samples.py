@@ -174,6 +174,23 @@ def test_a_job_goes_on_on_other_ranks_where_it_stood_with_nothing_lost_or_repeat
         assert Counter(delivered + rest) == Counter(f"{i:04d}" for i in range(103))
 
 
+def test_a_state_of_an_earlier_order_continues_in_it() -> None:
+    data = source(50)
+    options: dict[str, Any] = {"shuffle": "window", "window": 7, "topology": rf.Topology()}
+    plan = rf.Plan(data.blocks, shuffle="window", window=7, lanes=64).with_order(1)
+    state = {
+        "rankfeed": 1, "epoch": 1, "position": 20, "steps": 2, "plan": plan.describe(), "source": data.fingerprint,
+    }  # fmt: skip
+    stage = ShardedSamples(data, 10, **options)
+    stage.load_state_dict(state)
+    assert keys(stage) == [f"{each:04d}" for each in plan.sample_ids(1, range(20, 50))]
+    # The workers of an iteration have the present order.
+    begun = ShardedSamples(data, 10, **options)
+    keys(begun)
+    with pytest.raises(StateError, match="before the first iteration"):
+        begun.load_state_dict(state)
+
+
 def test_a_rest_that_makes_no_equal_batches_is_refused_on_more_ranks_unless_it_is_filled_up() -> None:
     data = source(50)
     stage = ShardedSamples(data, 4, shuffle=True, topology=rf.Topology(rank=0, world_size=2))

@@ -121,7 +121,7 @@ def test_reading_counts_blocks_that_left_the_cache_again() -> None:
     assert measure_reading(plan, batch_size=10, world_size=2).share == 1
     few = measure_reading(plan, batch_size=10, world_size=2, cached_blocks=5)
     assert 400 < few.decoded <= 500
-    stored = measure_reading(Plan([10] * 100, shuffle="none"), batch_size=5, world_size=1, cached_blocks=1)
+    stored = measure_reading(Plan([0, 10] * 100, shuffle="none"), batch_size=5, world_size=1, cached_blocks=1)
     assert (stored.share, stored.decoded) == (1, 100)
 
 

@@ -142,6 +142,8 @@ def test_files_that_rankfeed_writes_beside_data_are_left_out(tmp_path: Path) -> 
     for paths in (written, written[0], f"{tmp_path}/*.rankfeed"):
         with pytest.raises(SourceError, match=r"not data[\s\S]*rankfeed[\s\S]*remedy"):
             expand(paths)
-    (inside,) = touch(tmp_path, "own.rankfeed/a.tar")  # a folder of the user
+    (hidden,) = touch(tmp_path, ".rankfeed-experiment/a.tar")  # folders of the user
+    assert expand(hidden) == [hidden]
+    (inside,) = touch(tmp_path, "own.rankfeed/a.tar")
     assert expand(tmp_path / "own.rankfeed") == [str(tmp_path / "own.rankfeed")]
     assert expand(f"{tmp_path}/own*/*") == [inside]

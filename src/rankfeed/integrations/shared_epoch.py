@@ -78,6 +78,12 @@ class SharedEpoch:
         with self._locked():
             return any(record[0] < 0 for record in _RECORD.iter_unpack(self._records()))
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether an iteration has begun."""
+        with self._locked():
+            return any(record[0] >= 0 for record in _RECORD.iter_unpack(self._records()))
+
     def _start(self, rank: int | None, key: tuple[int, int] | None) -> tuple[Cursor, Cursor | None]:
         """Where the next iteration of a rank starts, and where the one with this key does, if it has begun."""
         start, known, every = Cursor(), None, False

@@ -284,7 +284,8 @@ def _row_counts(value: Any, rows: int, *, is_batch: bool = True) -> set[int | No
             return {rows}
         if None in counts and not is_batch and (isinstance(value, list) or not is_short):
             return {len(value)}
-        return {len(value), *counts}
+        # A few entries without arrays may be fields or rows.
+        return {len(value), *(counts or {None})} if is_batch and is_short else {len(value), *counts}
     if isinstance(value, torch.Tensor):
         return {value.size(0)} if value.dim() else set()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

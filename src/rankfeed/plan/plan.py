@@ -139,6 +139,11 @@ class Plan:
         """Number of blocks, including empty ones."""
         return len(self._starts) - 1
 
+    @property
+    def num_nonempty_blocks(self) -> int:
+        """Number of blocks that have samples."""
+        return int(np.count_nonzero(np.diff(self._starts)))
+
     def block_of(self, sample_ids: Int64) -> Int64:
         """The block of each sample."""
         return self._starts.searchsorted(sample_ids, side="right") - 1

@@ -144,9 +144,9 @@ def measure_reading(
     counted = min(steps, _COUNTED_STEPS, max(2, _COUNTED_ROWS // batch_size))
     spread = np.unique(np.linspace(0, steps - 1, counted, dtype=np.int64)).tolist()
     rows = np.concatenate([schedule.batches(range(step, step + 1))[0] for step in spread])
-    distinct = len(np.unique(plan.block_of(rows)))
-    read = distinct if counted == steps else _estimate_distinct(distinct, len(rows), plan.num_blocks)
-    share = None if read is None else read / plan.num_blocks
+    distinct, blocks_with_samples = len(np.unique(plan.block_of(rows))), plan.num_nonempty_blocks
+    read = distinct if counted == steps else _estimate_distinct(distinct, len(rows), blocks_with_samples)
+    share = None if read is None else read / blocks_with_samples
     if cached_blocks is None and read is not None:
         return ReadingCost(share, read)
     cache: OrderedDict[int, None] = OrderedDict()

@@ -19,6 +19,8 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 INDEX_SUFFIX = ".rankfeed"
 #: Prefix of hidden files and directories that rankfeed writes beside data: locks, staging directories, markers.
 _HIDDEN_PREFIX = ".rankfeed-"
+#: Directories beside data in which rankfeed writes files with names of data: staging, and decompressed copies.
+_OWN_FOLDERS = frozenset((".rankfeed-write", ".rankfeed-decompressed"))
 
 #: Not ``[{]``, which is a brace in the name of a file.
 _BRACES = re.compile(r"\{(?!\])([^{}]*)\}")
@@ -64,9 +66,9 @@ def expand(where: Paths) -> list[str]:
 
 def is_side_file(path: str) -> bool:
     """Whether rankfeed writes files of this name beside data: indexes, manifests, ledgers, locks and so on."""
-    if any(part.startswith(_HIDDEN_PREFIX) for part in path.split(os.sep)):
+    *folders, name = path.split(os.sep)
+    if name.startswith(_HIDDEN_PREFIX) or not _OWN_FOLDERS.isdisjoint(folders):
         return True
-    name = os.path.basename(path)
     is_named = name == MANIFEST_NAME or name.endswith((INDEX_SUFFIX, LEDGER_SUFFIX)) or is_temporary(name)
     return is_named and not os.path.isdir(path)
 

@@ -20,9 +20,16 @@ from rankfeed.errors import PlanError, StateError
 from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
-from rankfeed.loading.options import check_batch_size, make_plan
-from rankfeed.loading.state import LoaderState, comparable_fingerprint, decode_as, encode_state, resume_cursor
-from rankfeed.plan import Cursor, Schedule, Tail
+from rankfeed.loading.options import check_batch_size, make_plan, open_properties
+from rankfeed.loading.state import (
+    LoaderState,
+    comparable_fingerprint,
+    decode_as,
+    encode_state,
+    restore_plan,
+    resume_cursor,
+)
+from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.permutation import Key, mix, permutation
 from rankfeed.plan.plan import Int64
 from rankfeed.plan.schedule import ScheduleTail
@@ -90,6 +97,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         source = _open_shards(urls_or_source)
         plan = make_plan(source, shuffle, seed, window, lanes)
         self._init_stage(source, plan, batch_size, tail, columns, topology)
+        self._open_properties = open_properties(shuffle, window, lanes)
 
     def _init_stage(
         self,
@@ -225,7 +233,16 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
             StateError: it belongs to other data or another plan; says what differs.
         """
         parsed = decode_as(LoaderState, state)
-        cursor = resume_cursor(parsed, self.plan.describe(), comparable_fingerprint(parsed, self.source))
+        plan = self.plan
+        if isinstance(plan, Plan):
+            plan = restore_plan(plan, self.source.blocks, parsed.plan, self._open_properties)
+        cursor = resume_cursor(parsed, plan.describe(), comparable_fingerprint(parsed, self.source))
+        if plan.describe() != self.plan.describe() and self._epochs.has_begun:
+            raise StateError(
+                "a state in another order was loaded after the first iteration began",
+                remedy="make the stage and its DataLoader again, and load the state before the first iteration",
+            )
+        self.plan = plan
         self._epochs.set(cursor, every=True)
 
 
