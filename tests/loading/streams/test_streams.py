@@ -191,6 +191,49 @@ class StatefulIterator(Stateful):
         self.log.append(f"begun at {self.at}")
 
 
+class LateStream:
+    """A stream that takes a loaded state in with its first sample, as Hugging Face datasets 5.2 do."""
+
+    def __init__(self) -> None:
+        self._loaded, self._at = 0, 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        begin, self._loaded = self._loaded, 0
+        for number in range(begin, 60):
+            self._at = number + 1
+            yield {"x": number}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self._at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._loaded, self._at = state["at"], 0
+
+
+@pytest.mark.parametrize("tail", ["even", "pad"])
+@pytest.mark.parametrize("engine", [{}, {"num_workers": 2}])
+def test_a_stream_that_takes_a_state_in_late_is_resumed_again_and_again(tail: Any, engine: dict[str, Any]) -> None:
+    for sizes in ((16, 44, 5), (16, 30, 3), (7, 60, 4), (10, 20, 20)):
+        state, rows = None, Counter[int]()
+        for number, size in enumerate(sizes):
+            loader: Any = rf.Loader(
+                rf.from_iterable(LateStream), size, tail=tail, topology=rf.Topology(), **engine
+            )
+            if state is not None:
+                loader.load_state_dict(state)
+            for batch in loader:
+                if loader.epoch:  # that began with the state of the end
+                    break
+                valid = batch["valid"] if tail == "pad" else slice(None)
+                rows.update(batch["x"][valid].tolist())
+                state = json.loads(json.dumps(loader.state_dict()))
+                if number < len(sizes) - 1:
+                    break
+            if state["position"] == 60:
+                break
+        assert rows == Counter(range(60)), sizes
+
+
 @pytest.mark.parametrize("kind", [Stateful, StatefulIterator])
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_stream_with_a_state_of_its_own_is_told_where_to_go_on(kind: type[Stateful], bare: bool) -> None:

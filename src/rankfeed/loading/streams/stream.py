@@ -107,8 +107,9 @@ class Stream:
         if order is not None:
             order.check_saved(own, where)
         owner = order or (iterable if _is_stateful(iterable) else iterator if _is_stateful(iterator) else None)
-        num_read = snapshot.num_read if resumes and snapshot is not None else 0
-        reader = StreamReader(iterator, owner if keeps_state else None, num_read, where)
+        loaded = snapshot if resumes else None
+        num_read = 0 if loaded is None else loaded.num_read
+        reader = StreamReader(iterator, owner if keeps_state else None, num_read, where, loaded)
         reader.skip(start - num_read)
         if reader.num_read < start and not self.sharded:
             raise StateError(
@@ -123,7 +124,15 @@ class Stream:
 class StreamReader:
     """An open stream; counts the samples read."""
 
-    def __init__(self, iterator: Iterator[Any], owner: Any, num_read: int, where: str) -> None:
+    def __init__(
+        self,
+        iterator: Iterator[Any],
+        owner: Any,
+        num_read: int,
+        where: str,
+        loaded: StreamSnapshot | None = None,
+    ) -> None:
+        self._loaded = loaded
         self.num_read = num_read  # samples of the epoch that were read or skipped
         self.last: list[Any] = []  # the last sample; empty before the first one
         self.recorded: list[Any] | None = None  # if not None, all samples read
@@ -163,6 +172,8 @@ class StreamReader:
         """The stream's own state at this position; None if there is none, or none that JSON can represent."""
         if self._owner is None:
             return None
+        if self._loaded is not None and self._loaded.num_read == self.num_read:
+            return self._loaded  # some streams take it in with the first sample only (Hugging Face datasets 5.2)
         try:
             state = self._owner.state_dict()
             content = msgspec.json.encode(state)
