@@ -35,6 +35,35 @@ def lanes_in_use(lanes: int, num_samples: int) -> int:
 
 
 @dataclass(frozen=True)
+class RoundRobinLanes:
+    """The lanes of version 1, and of the orders that know no windows."""
+
+    count: int
+
+    def visit(self, epoch: int, positions: Int64) -> tuple[Int64, Int64]:
+        """The lane of each position, and its place in the lane."""
+        if self.count == 1:
+            return np.zeros_like(positions), positions
+        # numpy vectorises floor division, but not the remainder
+        places = positions // self.count
+        return positions - places * self.count, places
+
+    def arrange(self, epoch: int, starts: Int64, size: int, first: int, last: int) -> tuple[Int64, Int64]:
+        """Lanes and places of the rows ``first`` to ``last`` of steps of ``size`` positions: int64 [steps, rows].
+
+        The rows of a step are sorted by lane and place.
+        """
+        if self.count == 1:
+            return self.visit(epoch, starts[:, None] + np.arange(first, last))
+        rows = [_sorted_by_lane(start, start + size, self.count, first, last) for start in starts.tolist()]
+        return self.visit(epoch, np.stack(rows))
+
+    def positions(self, epoch: int, lanes: Int64, places: Int64) -> Int64:
+        """The positions that are at places of lanes: the inverse of `visit`."""
+        return places * self.count + lanes
+
+
+@dataclass(frozen=True)
 class ScrambledLanes:
     """The lanes of version 2, in groups of neighbours whose rows are mixed before ranks divide them."""
 
@@ -58,8 +87,11 @@ class ScrambledLanes:
     def arrange(self, epoch: int, starts: Int64, size: int, first: int, last: int) -> tuple[Int64, Int64]:
         """Lanes and places of the rows ``first`` to ``last`` of steps of ``size`` positions: int64 [steps, rows].
 
-        The rows of a step are sorted by groups of lanes, and mixed inside a group by a keyed bijection.
+        The rows of a step are sorted by groups of lanes, and mixed inside a group by a keyed bijection. All rows
+        together, which nothing divides, are in the order of their positions.
         """
+        if last - first == size:
+            return self.visit(epoch, starts[:, None] + np.arange(size))
         several = max(1, _PASS_ELEMENTS // (2 * self.count + last - first))
         parts = [
             self._arrange(epoch, starts[begin : begin + several], size, first, last)
@@ -89,14 +121,14 @@ class ScrambledLanes:
             stratum[place] = major * units_apart + minor
         order = np.empty(units, np.int64)
         first = 0
-        for number in range(_STRATA):
-            places = np.flatnonzero(stratum == number)
-            key = Key.of("stratum", self.seed, epoch, number)
+        for index in range(_STRATA):
+            places = np.flatnonzero(stratum == index)
+            key = Key.of("stratum", self.seed, epoch, index)
             order[places] = first + permutation(np.arange(len(places)), len(places), key)
             first += len(places)
         return order
 
-    def positions(self, lanes: Int64, places: Int64, epoch: int) -> Int64:
+    def positions(self, epoch: int, lanes: Int64, places: Int64) -> Int64:
         """The positions that are at places of lanes: the inverse of `visit`, which computes complete rounds."""
         rounds, index = np.unique(places, return_inverse=True)
         of_round = rounds[:, None] * self.count + np.arange(self.count)
@@ -169,10 +201,8 @@ def _scrambled(rounds: Int64, index: Int64, lanes: int, key: Key) -> Int64:
     return lane
 
 
-def sorted_by_lane(low: int, high: int, lanes: int, first: int, last: int) -> Int64:
-    """Positions ``first`` to ``last`` of the interval [low, high), sorted by (lane, place) of version 1."""
-    if lanes == 1:
-        return np.arange(low + first, low + last)
+def _sorted_by_lane(low: int, high: int, lanes: int, first: int, last: int) -> Int64:
+    """Positions ``first`` to ``last`` of the interval [low, high), sorted by lane and place."""
     # Each lane has `every` positions of the interval, and `more` lanes from lane `at` on have one more: in each
     # run of lanes with equally many positions, lane and place are a division.
     every, more = divmod(high - low, lanes)
@@ -185,12 +215,12 @@ def sorted_by_lane(low: int, high: int, lanes: int, first: int, last: int) -> In
         (min(at + more, lanes), lanes, more, every),
     )
     parts, done = [], 0
-    for start, stop, offset, each in runs:
-        here = (stop - start) * each
+    for start, stop, offset, places in runs:
+        here = (stop - start) * places
         rows = np.arange(max(0, first - done), min(here, last - done))
         if rows.size:
-            lane = rows // each
-            rows -= lane * each
+            lane = rows // places
+            rows -= lane * places
             rows *= lanes
             rows += lane + (low + offset)
             parts.append(rows)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from rankfeed._util.validate import check_choice, check_int, check_int_array, invalid
 from rankfeed.errors import PlanError
-from rankfeed.plan.lanes import ScrambledLanes, lanes_in_use, sorted_by_lane
+from rankfeed.plan.lanes import RoundRobinLanes, ScrambledLanes, lanes_in_use
 from rankfeed.plan.permutation import CHUNK, MAX_SIZE, Key, UInt64, mix, permutation
 
 Int64 = npt.NDArray[np.int64]
@@ -109,30 +109,29 @@ class Plan:
         self._sequence: tuple[int, Int64, Int64] | None = None
         self._unit_starts = self._starts
         self._is_global = self.shuffle == "global"
-        #: Lanes in use; they are visited round robin if there is no other order of them.
-        self._lanes, self._scrambled = self.lanes, None
-        if self.shuffle == "none" or self._is_global or version == 1:
+        self._lanes: RoundRobinLanes | ScrambledLanes = RoundRobinLanes(self.lanes)
+        if self.shuffle != "window" or version == 1:
             return
         if self.window >= self.num_samples:
-            self._is_global, self._lanes = True, 1
+            self._is_global, self._lanes = True, RoundRobinLanes(1)
             return
-        self._lanes = lanes_in_use(self.lanes, self.num_samples)
-        self._unit_starts = _unit_starts(self._starts, self._lanes)
-        groups = max(1, self._lanes // self._lanes_of_a_group())
-        self._scrambled = ScrambledLanes(self.num_samples, self._lanes, groups, self.seed)
+        lanes = lanes_in_use(self.lanes, self.num_samples)
+        self._unit_starts = _unit_starts(self._starts, lanes)
+        groups = max(1, lanes // self._lanes_of_a_group(lanes))
+        self._lanes = ScrambledLanes(self.num_samples, lanes, groups, self.seed)
 
-    def _lanes_of_a_group(self) -> int:
+    def _lanes_of_a_group(self, lanes: int) -> int:
         """The least power of two of lanes whose windows have eight units."""
         sizes = np.diff(self._unit_starts)
         # The mean unit of a sample, in integers: sizes are rounded so that the sum of their squares fits.
         shift = max(0, int(sizes.max()).bit_length() - (62 - len(sizes).bit_length()) // 2)
         sizes >>= shift
         unit = max(1, (int(np.dot(sizes, sizes)) << shift) // int(sizes.sum()))
-        window = min(self.window, self.num_samples // self._lanes)
-        lanes = 1
-        while lanes * max(unit, window) < _UNITS_PER_BATCH * unit:
-            lanes *= 2
-        return lanes
+        window = min(self.window, self.num_samples // lanes)
+        group = 1
+        while group * max(unit, window) < _UNITS_PER_BATCH * unit:
+            group *= 2
+        return group
 
     @property
     def num_blocks(self) -> int:
@@ -160,7 +159,7 @@ class Plan:
             digest = hashlib.blake2b(self._starts.astype("<i8").tobytes(), digest_size=8)
             facts |= {"window": self.window, "blocks": self.num_blocks, "block_sizes": digest.hexdigest()}
             if self.order > 1:
-                facts |= {"order": self.order, "groups": self._scrambled.groups if self._scrambled else 0}
+                facts |= {"order": self.order, "groups": getattr(self._lanes, "groups", 0)}
         return facts
 
     @property
@@ -192,18 +191,7 @@ class Plan:
                 expected=f"0 to {self.num_samples - 1}",
                 found=f"{places.min()} to {places.max()}",
             )
-        ids = np.empty_like(places)
-        flat, out = places.reshape(-1), ids.reshape(-1)
-        for start in range(0, flat.size, CHUNK):
-            part = slice(start, start + CHUNK)
-            if self._scrambled is not None:
-                lanes, in_lane = self._scrambled.visit(epoch, flat[part])
-            else:
-                # numpy vectorises floor division, but not the remainder
-                in_lane = flat[part] // self._lanes
-                lanes = flat[part] - in_lane * self._lanes
-            out[part] = self._ids_at(epoch, lanes, in_lane)
-        return ids
+        return self._ids_at(epoch, *self._lanes.visit(epoch, places))
 
     def step_ids(self, epoch: int, starts: Int64, size: int, first: int, last: int) -> Int64:
         """Sample ids of the rows ``first`` to ``last`` of steps, in the order in which ranks divide them.
@@ -221,24 +209,22 @@ class Plan:
         Returns:
             int64 [steps, last - first].
         """
-        if self._scrambled is None and self._lanes > 1:
-            rows = [sorted_by_lane(start, start + size, self._lanes, first, last) for start in starts.tolist()]
-            return self.sample_ids(epoch, np.stack(rows))
-        if self._scrambled is None or last - first == size:  # or the rank has the whole step
-            return self.sample_ids(epoch, starts[:, None] + np.arange(first, last))
-        lanes, places = self._scrambled.arrange(epoch, starts, size, first, last)
-        ids = np.empty_like(lanes)
-        flat_lanes, flat_places, out = lanes.reshape(-1), places.reshape(-1), ids.reshape(-1)
-        for start in range(0, out.size, CHUNK):
-            part = slice(start, start + CHUNK)
-            out[part] = self._ids_at(epoch, flat_lanes[part], flat_places[part])
-        return ids
+        return self._ids_at(epoch, *self._lanes.arrange(epoch, starts, size, first, last))
 
     def _ids_at(self, epoch: int, lanes: Int64, places: Int64) -> Int64:
         """The sample ids at places of lanes."""
-        short, longer = divmod(self.num_samples, self._lanes)
+        ids = np.empty_like(places)
+        flat_lanes, flat_places, out = lanes.reshape(-1), places.reshape(-1), ids.reshape(-1)
+        for start in range(0, out.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            out[part] = self._chunk_of_ids(epoch, flat_lanes[part], flat_places[part])
+        return ids
+
+    def _chunk_of_ids(self, epoch: int, lanes: Int64, places: Int64) -> Int64:
+        short, longer = divmod(self.num_samples, self._lanes.count)
         offsets = lanes * short
-        offsets += np.minimum(lanes, longer)
+        if longer:
+            offsets += np.minimum(lanes, longer)
         if self.shuffle == "none":
             return offsets + places
         if self._is_global:
@@ -254,7 +240,7 @@ class Plan:
         A lane of n samples has about n / window windows whose sizes differ by at most one. They are laid out for
         the shorter lanes; the last window of a longer lane has one sample more.
         """
-        length, longer = divmod(self.num_samples, self._lanes)
+        length, longer = divmod(self.num_samples, self._lanes.count)
         windows = max(1, (2 * length + self.window) // (2 * self.window))
         size, larger = divmod(length, windows)
         if larger:
@@ -288,8 +274,8 @@ class Plan:
             return cached[1], cached[2]
         self._sequence = cached = None  # freed first: two of them would double the peak
         count = len(self._unit_starts) - 1
-        if self._scrambled is not None:
-            order = self._scrambled.unit_order(count, epoch)
+        if isinstance(self._lanes, ScrambledLanes):
+            order = self._lanes.unit_order(count, epoch)
         else:
             order = permutation(np.arange(count), count, Key.of("blocks", self.seed, epoch))
         ends = np.diff(self._unit_starts)[order]

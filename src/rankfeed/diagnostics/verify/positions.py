@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from rankfeed._util.validate import check_int
 from rankfeed.plan import Schedule
-from rankfeed.plan.lanes import ScrambledLanes, lanes_in_use, sorted_by_lane
+from rankfeed.plan.lanes import RoundRobinLanes, ScrambledLanes, lanes_in_use
 from rankfeed.plan.plan import Int64
 from rankfeed.plan.schedule import Tail
 from rankfeed.topology import Topology
@@ -37,8 +37,7 @@ class PlanShape:
     """What a schedule needs of a plan; its "sample ids" are the positions themselves."""
 
     num_samples: int
-    lanes: int  # visited round robin, unless they are scrambled
-    scrambled: ScrambledLanes | None = None
+    lanes: RoundRobinLanes | ScrambledLanes
 
     @classmethod
     def of(cls, plan: Mapping[str, Any]) -> PlanShape:
@@ -49,20 +48,17 @@ class PlanShape:
 
         samples, lanes = integer("samples"), integer("lanes")
         if plan.get("order", 1) == 1:
-            return cls(samples, lanes)
-        lanes = lanes_in_use(lanes, samples)
-        groups = integer("groups", at_least=0)
-        scrambled = ScrambledLanes(samples, lanes, min(groups, lanes), check_int("seed", plan.get("seed")))
-        return cls(samples, 1, scrambled if groups else None)
+            return cls(samples, RoundRobinLanes(lanes))
+        if not (groups := integer("groups", at_least=0)):
+            return cls(samples, RoundRobinLanes(1))
+        lanes, seed = lanes_in_use(lanes, samples), check_int("seed", plan.get("seed"))
+        return cls(samples, ScrambledLanes(samples, lanes, min(groups, lanes), seed))
 
     def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> Int64:
         return np.asarray(positions, np.int64)
 
     def step_ids(self, epoch: int, starts: Int64, size: int, first: int, last: int) -> Int64:
-        if self.scrambled is not None:
-            return self.scrambled.positions(*self.scrambled.arrange(epoch, starts, size, first, last), epoch)
-        rows = [sorted_by_lane(start, start + size, self.lanes, first, last) for start in starts.tolist()]
-        return np.stack(rows)
+        return self.lanes.positions(epoch, *self.lanes.arrange(epoch, starts, size, first, last))
 
 
 @dataclass(frozen=True)
