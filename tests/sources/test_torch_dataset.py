@@ -175,6 +175,26 @@ def test_the_fingerprint_is_of_wrapped_datasets_and_of_chosen_indices_too(tmp_pa
     assert rf.from_dataset(Subset(Files(tmp_path), range(0, 200, 2))).fingerprint != prints[0]
 
 
+@pytest.mark.parametrize("kind", [list, np.asarray, torch.tensor], ids=["list", "array", "tensor"])
+def test_the_fingerprint_is_of_indices_and_labels_of_any_kind(tmp_path: Path, kind: Any) -> None:
+    folder, indices = Files(write_files(tmp_path)), [*range(0, 200, 2)]
+    prints = [rf.from_dataset(Subset(folder, kind(each))).fingerprint for each in (indices, indices[::-1])]
+    assert prints[0] != prints[1]
+    assert prints[0] == rf.from_dataset(Subset(folder, indices)).fingerprint
+    paths = [path for path, *_ in folder.samples]
+    for name, labelled in (("samples", True), ("targets", False)):
+        prints = []
+        for change in (0, 1):
+            labels = kind([number % 3 + change for number in range(len(paths))])
+            dataset = Files(tmp_path)
+            if labelled:
+                dataset.samples = list(zip(paths, [*labels], strict=True))
+            else:
+                dataset.targets = labels  # type: ignore[attr-defined]
+            prints.append(rf.from_dataset(dataset).fingerprint)
+        assert prints[0] != prints[1], name
+
+
 def test_a_million_names_are_listed_and_other_attributes_are_ignored() -> None:
     class Listed(Plain):
         pass

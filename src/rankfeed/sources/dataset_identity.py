@@ -22,6 +22,8 @@ from rankfeed.storage.data_files import SAMPLED_FILES, DataFiles, split_paths
 OWN = ("fingerprint", "_fingerprint")
 #: Attributes that list what a Dataset reads (the first two are torchvision's), wrap another, or select from it.
 _LISTS, _WRAPPED, _SELECTED = ("samples", "imgs", "paths", "files"), ("dataset", "datasets"), "indices"
+#: Attributes that list labels beside names.
+_LABELS = ("targets", "labels")
 #: Entries of a list that are compared: all, or this number of evenly spaced ones.
 _MOST_ENTRIES = 1 << 20
 _CHUNK = 1 << 14
@@ -56,8 +58,12 @@ def _describe(dataset: Any, depth: int) -> Iterator[tuple[bytes, bool]]:
             seen.append(entries)
             if (digest := _digest_of_entries(entries)) is not None:
                 yield digest.encode(), True
-    indices = attributes.get(_SELECTED)
-    if isinstance(indices, (list, tuple, range, np.ndarray)) and len(indices):
+    for name in _LABELS:
+        labels: Any = attributes.get(name)
+        if _is_list(labels) and len(labels):
+            yield _digest_of_values([labels[place] for place in _places(len(labels))]), False
+    indices: Any = attributes.get(_SELECTED)
+    if _is_list(indices) and len(indices):
         chosen = np.asarray([indices[place] for place in _places(len(indices))])
         if chosen.dtype.kind in "iu":
             yield str(len(indices)).encode() + chosen.astype(np.int64).tobytes(), False
@@ -65,6 +71,19 @@ def _describe(dataset: Any, depth: int) -> Iterator[tuple[bytes, bool]]:
         wrapped = attributes.get(name)
         for inner in wrapped if isinstance(wrapped, (list, tuple)) else [wrapped]:
             yield from _describe(inner, depth + 1)
+
+
+def _is_list(value: Any) -> bool:
+    is_array = isinstance(value, np.ndarray) or is_tensor(value)
+    return value.ndim > 0 if is_array else isinstance(value, (list, tuple, range))
+
+
+def _digest_of_values(values: Sequence[Any]) -> bytes:
+    """Digest of labels; of objects other than numbers and text, only the types are known."""
+    if not _PLAIN.issuperset(map(type, values)):
+        plain = [value.item() if getattr(value, "shape", None) == () else value for value in values]
+        values = [value if type(value) in _PLAIN else type(value).__name__ for value in plain]
+    return digest_of(repr(values).encode(errors="surrogateescape")).encode()
 
 
 def _places(size: int) -> Sequence[int]:
@@ -86,8 +105,7 @@ def _digest_of_entries(entries: Sequence[Any]) -> str | None:
             first, *others = zip(*chunk, strict=True) if isinstance(chunk[0], (tuple, list)) else [chunk]
             names += map(os.fspath, first)
             for column in others:
-                if _PLAIN.issuperset(map(type, column)):
-                    state.update(repr(column).encode(errors="surrogateescape"))
+                state.update(_digest_of_values(column))
         root, _ = split_paths([min(names), max(names)])
         for at in range(0, len(names), _CHUNK):
             relative = [name[len(root) :] for name in names[at : at + _CHUNK]]
