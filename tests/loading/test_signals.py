@@ -181,6 +181,29 @@ def test_a_handler_may_raise_what_the_package_expects_of_others(
     assert rows_of(ours) == Counter(range(ROWS))
 
 
+def test_what_a_handler_that_replaces_itself_raises_reaches_the_caller() -> None:
+    def once(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise OutOfTimeError
+
+    class Interrupted(Records):
+        fingerprint = "interrupted"
+
+        def __init__(self, at: int) -> None:
+            self._at = at
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            if index == self._at:
+                signal.raise_signal(signal.SIGUSR1)
+            return super().__getitem__(index)
+
+    for at in (0, 3, ROWS - 1):  # the first while the fields are learned
+        ours = loader(rf.from_dataset(Interrupted(at)))
+        with handling(signal.SIGUSR1, once), pytest.raises(OutOfTimeError):
+            for _ in ours:
+                pass
+
+
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_what_a_timer_raises_reaches_the_caller(tmp_path: Path, workers: int) -> None:
     rf.write(

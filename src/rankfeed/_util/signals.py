@@ -27,11 +27,25 @@ def reraise_interrupt(error: BaseException) -> None:
         del cause, error
 
 
+#: Code of the handlers that were installed when an iteration began: one may replace itself before it raises.
+_INSTALLED: set[CodeType] = set()
+
+
+def remember_handlers() -> None:
+    """Recognise the exceptions of the present signal handlers also when they are replaced."""
+    _INSTALLED.update(_present_handlers())
+
+
+def _present_handlers() -> set[CodeType]:
+    codes = (_code_of(signal.getsignal(number)) for number in signal.valid_signals())
+    return {code for code in codes if code is not None}
+
+
 def _is_of_handler(error: BaseException) -> bool:
     traceback = error.__traceback__
     if traceback is None or traceback.tb_next is None:  # no function of Python raised it
         return False
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
+    handlers = _INSTALLED | _present_handlers()
     return any(frame.f_code in handlers for frame, _ in walk_tb(traceback))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rankfeed._util.signals import reraise_interrupt
+from rankfeed._util.signals import remember_handlers, reraise_interrupt
 from rankfeed._util.validate import check_int
 from rankfeed.loading.device import to_device
 from rankfeed.loading.map_feed import MapFeed
@@ -76,6 +76,7 @@ def iterate_epoch(
     feed: MapFeed | StreamFeed, progress: EpochProgress, stats: LoaderStats, device: torch.device | None
 ) -> Iterator[Any]:
     """A new iteration, which delivers batches and advances the progress as long as it is the latest one."""
+    remember_handlers()
     generation, begun = progress.new_iteration(), progress.begun
     feed.steps_left(begun)  # raises here if there are fewer samples than ranks
 
