@@ -110,6 +110,12 @@ def test_measures_are_those_of_the_batches() -> None:
     assert quality.blocks == pytest.approx(distinct(rows * 1024 // SAMPLES), rel=0.1)
     assert not quality.is_mixed
     assert measure_quality(Plan(SAMPLES), batch_size=16, world_size=16).is_mixed
+    one_lane = Plan([100] * 200, shuffle="window", window=1, lanes=1)
+    steps = [one_lane.sample_ids(0, np.arange(low, low + 1024)) for low in range(0, 19_456, 1024)]
+    counted = np.mean([len(np.unique(ids // 2000)) for ids in steps]) / 10
+    assert measure_quality(one_lane, batch_size=16, world_size=64).global_classes == pytest.approx(
+        counted, abs=0.1
+    )
     stored = measure_quality(Plan(SAMPLES, shuffle="none"), batch_size=16, world_size=1)
     assert stored.classes < 0.2
     assert stored.global_classes < 0.2

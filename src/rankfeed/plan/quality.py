@@ -91,7 +91,7 @@ def measure_quality(plan: Plan, *, batch_size: int, world_size: int, epoch: int 
         (True, 15)
     """
     total, batches = plan.num_samples, max(12, min(_BATCHES, _ROWS // batch_size))
-    ranks = sorted({0, world_size // 2, world_size - 1})
+    ranks, draw = sorted({0, world_size // 2, world_size - 1}), np.random.default_rng(0)
     rank_batches: list[Int64] = []
     global_batches: list[Int64] = []
     while len(rank_batches) < batches:
@@ -102,7 +102,8 @@ def measure_quality(plan: Plan, *, batch_size: int, world_size: int, epoch: int 
                 ids, _ = schedule.batches(range(step, step + 1))
                 rank_batches.append(ids[schedule.valid(step)])
                 low, high = step * schedule.global_batch_size, schedule.position_after(step)
-                global_batches.append(plan.sample_ids(epoch, np.arange(low, min(high, low + _GLOBAL_ROWS))))
+                drawn = draw.choice(high - low, min(high - low, _GLOBAL_ROWS), replace=False)
+                global_batches.append(plan.sample_ids(epoch, low + drawn))
         epoch += 1
     return ShuffleQuality(
         classes=_relative_classes(rank_batches, total),
