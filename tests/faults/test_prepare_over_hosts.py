@@ -100,7 +100,8 @@ def one_round(
             end(jobs, log)
     said, finished = log.read_text(errors="replace"), 3 if goes_on else 4
     built, on_nodes = hosts_of(out, "building").total(), hosts_of(out / "node", "building")
-    assert built == 2, said
+    # mpirun ends the processes of a killed one; until it has, another one may have taken over.
+    assert built in ((2,) if goes_on else (2, 3)), said
     assert hosts_of(out, "done").total() >= finished, said
     assert on_nodes == {"h1": 1, "h2": 1}, said
     assert hosts_of(out / "node", "done").total() == finished, said
