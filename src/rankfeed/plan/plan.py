@@ -209,7 +209,10 @@ class Plan:
         Returns:
             int64 [steps, last - first].
         """
-        return self._ids_at(epoch, *self._lanes.arrange(epoch, starts, size, first, last))
+        rows = self._lanes.arrange(epoch, starts, size, first, last)
+        if isinstance(self._lanes, ScrambledLanes):  # whose positions would take longer than the ids
+            return self._ids_at(epoch, *rows)
+        return self.sample_ids(epoch, self._lanes.positions(epoch, *rows))
 
     def _ids_at(self, epoch: int, lanes: Int64, places: Int64) -> Int64:
         """The sample ids at places of lanes."""
