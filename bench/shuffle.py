@@ -48,7 +48,13 @@ def measure(blocks: int, world_size: int, batch_size: int, window: int, seeds: i
         plans = [orders(blocks, window, seed)[name] for seed in range(seeds)]
         qualities = [measure_quality(plan, batch_size=batch_size, world_size=world_size) for plan in plans]
         reading = measure_reading(plans[0], batch_size=batch_size, world_size=world_size, cached_blocks=128)
-        row = {"blocks": blocks, "ranks": world_size, "batch_size": batch_size, "window": window, "order": name}
+        row = {
+            "data_blocks": blocks,
+            "ranks": world_size,
+            "batch_size": batch_size,
+            "window": window,
+            "order": name,
+        }
         row |= {
             part: round(float(np.mean([vars(each)[part] for each in qualities])), 3) for part in vars(qualities[0])
         }
@@ -106,6 +112,7 @@ def main() -> None:
     parser.add_argument("--network", action="store_true", help="train the network instead")
     arguments = parser.parse_args()
     if arguments.network:
+        torch.set_num_threads(1)  # a small network
         for row_groups, world_size in product((1, 100), (1, 4)):
             sizes = [20_000 // row_groups] * row_groups
             windows = Plan(sizes, shuffle="window", window=1, lanes=64)
