@@ -135,10 +135,12 @@ def test_a_factory_returns_one_loader(returned: Any, said: str) -> None:
 def said_of(factory: str) -> list[Record]:
     job = Job("", f"{__file__}:{factory}", ranks=1, workers=0, start_method="spawn", epochs=1)
     said: list[Record] = []
+    original = builtins.__import__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LoaderReader, "init_group", lambda self: None)
         patch.setattr(gc, "freeze", lambda: None)
         read(job, 0, said.append)
+    assert builtins.__import__ is original
     return said
 
 
@@ -189,16 +191,16 @@ def test_a_key_is_a_path_or_a_function() -> None:
 def test_what_a_factory_imports_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "large_library.py").write_text("held = b'x' * (48 << 20)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    meter = ImportMeter()
-    monkeypatch.setattr(builtins, "__import__", builtins.__import__)  # restored at the end
-    meter.install()
-    before = meter.bytes()
-    import large_library  # type: ignore[import-not-found]
+    original = builtins.__import__
+    with ImportMeter() as meter:
+        before = meter.bytes()
+        import large_library  # type: ignore[import-not-found]
 
-    assert len(large_library.held) == 48 << 20
-    assert meter.bytes() - before < 16 << 20
-    data = b"x" * (48 << 20)
-    assert meter.bytes() - before > len(data) // 2
+        assert len(large_library.held) == 48 << 20
+        assert meter.bytes() - before < 16 << 20
+        data = b"x" * (48 << 20)
+        assert meter.bytes() - before > len(data) // 2
+    assert builtins.__import__ is original
 
 
 def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:

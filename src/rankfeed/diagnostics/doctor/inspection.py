@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, Self
 
 import psutil
 from xxhash import xxh3_64_hexdigest
@@ -117,8 +117,12 @@ class ImportMeter:
     def __init__(self) -> None:
         self._imported = self._depth = 0
 
-    def install(self) -> None:
+    def __enter__(self) -> Self:
         self._import, builtins.__import__ = builtins.__import__, self._counted
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        builtins.__import__ = self._import
 
     def bytes(self) -> int:
         return private_bytes() - self._imported

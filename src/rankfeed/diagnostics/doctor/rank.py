@@ -64,8 +64,8 @@ def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
     reader = LoaderReader(job, rank, report)
     try:
         reader.init_group()
-        reader.memory.install()
-        reader.read()
+        with reader.memory:
+            reader.read()
         report(Event("done"))
     except BaseException as error:  # SystemExit of the user's code, too
         ours = reader.phase == IDS and isinstance(error, AuditError)
