@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, masks_of
 from rankfeed.sources.chunked import CACHE_BYTES
 from rankfeed.sources.hf.detect import DICT_NAME, INFO_NAME, STATE_NAME
 from rankfeed.sources.json_index import read_json
-from rankfeed.sources.source import Int64, Source, check_columns, check_ids, check_same_data, even_blocks
+from rankfeed.sources.source import Int64, SourceView, check_columns, check_ids, check_same_data, even_blocks
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import decodable
 from rankfeed.storage.safe_names import resolve_data_name
@@ -88,7 +88,7 @@ def _column_name(stored: str, files: set[str]) -> str | None:
     return {"bytes": outer, "bytes_valid": f"{outer}_valid"}.get(inner)
 
 
-class HuggingFaceSource(Source):
+class HuggingFaceSource(SourceView):
     """A directory that `Dataset.save_to_disk` wrote, or a `datasets.Dataset`.
 
     Columns are those of Arrow (see `ArrowSource`), with the features: arrays of a fixed shape are dense, those
@@ -184,8 +184,7 @@ class HuggingFaceSource(Source):
                     found=self._mapping.fields,
                     where=place,
                 )
-        self.prefetch_distance = self._table.prefetch_distance
-        self.reads_in_place = self._table.reads_in_place
+        super().__init__(self._table)  # the properties are those of the table
         parts = [own_fingerprint, self._table.fingerprint, self._mapping.fingerprint if self._mapping else ""]
         self._init_samples(
             self._folder or "a Dataset",
@@ -209,24 +208,9 @@ class HuggingFaceSource(Source):
         check_same_data(self._fingerprint, state["_fingerprint"], self._folder or "the Dataset")
 
     @property
-    def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
-        """That of the table."""
-        return self._table.default_shuffle
-
-    @property
-    def best_window(self) -> int | None:  # type: ignore[override]
-        """That of the table."""
-        return self._table.best_window
-
-    @property
-    def cache_bytes(self) -> int:  # type: ignore[override]
-        """Those of the table."""
-        return self._table.cache_bytes
-
-    @property
-    def decoded_bytes(self) -> int:  # type: ignore[override]
-        """Those of the table."""
-        return self._table.decoded_bytes
+    def identified(self) -> bool:
+        """True: the Dataset has a fingerprint of its own."""
+        return True
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         found = self._table.fetch(self._rows(ids), [self._names[name] for name in names])
