@@ -19,7 +19,6 @@ from rankfeed.sources.npy.arrays import check_size, read_header
 from rankfeed.sources.scattered import ByteSlices, decode_each, place_of, undecodable
 from rankfeed.sources.source import Int64, check_columns, empty_column
 from rankfeed.sources.tar.decoders import Decoder, decoder_of
-from rankfeed.sources.tar.index import first_dot_remedy
 from rankfeed.sources.tar.shards import Missing, Shard, ShardSet
 
 #: The column of the samples' keys.
@@ -241,7 +240,7 @@ def schema_of(
             expected=f"at most {_MAX_EXTENSIONS}",
             found=f"{len(extensions)}: " + ", ".join(map(repr, extensions[:4])),
             where=shards.paths[0],
-            remedy=first_dot_remedy(shards.key_with(extensions[0]), extensions, "give columns="),
+            remedy=shards.first_dot_remedy(extensions, "give columns="),
         )
     names = {*extensions} if wanted is None else {*check_names("columns", wanted)}
     samples = sum(summary.samples for summary in shards.summaries)
@@ -290,8 +289,7 @@ def _check_columns(
 ) -> list[str]:
     """The requested columns; the error for one that does not exist explains keys with dots."""
     longer = [name for name in shards.extensions if name.endswith(tuple(f".{each}" for each in wanted))]
-    key = shards.key_with(longer[0]) if longer else ""
-    remedy = first_dot_remedy(key, longer, "request the extension as it is") if longer else None
+    remedy = shards.first_dot_remedy(longer, "request the extension as it is") if longer else None
     return check_columns(wanted, known, derived, remedy=remedy)
 
 

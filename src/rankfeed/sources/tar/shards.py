@@ -1,6 +1,6 @@
 """The indexed shards of a dataset, opened when they are read, and the samples in them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,13 +115,18 @@ class ShardSet:
         for number, rows, slots in by_chunk(ids, self.starts):
             yield number, self._kept[number][rows] if number in self._kept else rows, slots
 
-    def key_with(self, extension: str) -> str:
-        """The key of the first sample that has a member."""
+    def first_dot_remedy(self, extensions: Iterable[str], remedy: str) -> str:
+        """As `first_dot_remedy`, with the key of the first sample that has the extension with a dot."""
+        extension = next((name for name in extensions if "." in name), None)
+        if extension is None:
+            return remedy
         for path, summary in zip(self.paths, self.summaries, strict=True):
-            if any(each.name == extension for each in summary.extensions):
+            if any(member.name == extension for member in summary.extensions):
                 index = self._cache.load(path)
-                return index.key(int(np.argmax(index.locate(extension, np.arange(summary.samples))[1] >= 0)))
-        return ""
+                rows = np.arange(summary.samples)
+                key = index.key(int(np.argmax(index.locate(extension, rows)[1] >= 0)))
+                return first_dot_remedy(key, [extension], remedy)
+        return remedy
 
     def check_missing(self, extensions: Sequence[str], *, skip: bool) -> None:
         """Leave out samples that lack a member (``skip``), or raise a SourceError for the first of them."""
@@ -142,8 +147,7 @@ class ShardSet:
                         expected=f"a member .{extension}",
                         found=f"sample {index.key(row)!r} without",
                         where=f"{self.paths[number]}, offset {index.offsets[row]}",
-                        remedy=first_dot_remedy(
-                            self.key_with(extension),
+                        remedy=self.first_dot_remedy(
                             [extension],
                             'choose columns= that all have, or pass missing="skip" to leave such samples out, or '
                             'missing="mask" to have them with an empty value',
@@ -155,9 +159,7 @@ class ShardSet:
                 "no sample has all columns",
                 expected=", ".join(extensions),
                 where=self.paths[0],
-                remedy=first_dot_remedy(
-                    self.key_with(extensions[0]), extensions, 'give columns= that samples share, or missing="mask"'
-                ),
+                remedy=self.first_dot_remedy(extensions, 'give columns= that samples share, or missing="mask"'),
             )
 
     def _exclude(self, listed: ShardList) -> None:
