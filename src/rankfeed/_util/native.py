@@ -40,28 +40,25 @@ def native_library() -> Any:
     pointer: Any = ctypes.c_void_p
     number: Any = ctypes.c_int64
     unsigned: Any = ctypes.c_uint64
+    job: Any = ctypes.POINTER(CopyJob)
+    flag: Any = ctypes.c_int32
     rows = [ctypes.c_char_p, number, number]
-    library.rankfeed_copy_rows.argtypes = [*rows, pointer, pointer, number]
-    library.rankfeed_copy_rows.restype = number
-    library.rankfeed_submit.argtypes = [ctypes.POINTER(CopyJob), number]
-    library.rankfeed_submit.restype = ctypes.c_int32
-    library.rankfeed_wait.argtypes = [ctypes.POINTER(CopyJob)]
-    library.rankfeed_wait.restype = ctypes.c_int32
-    library.rankfeed_use_nontemporal_stores.argtypes = []
-    library.rankfeed_use_nontemporal_stores.restype = None
-    library.rankfeed_use_long_slices.argtypes = []
-    library.rankfeed_use_long_slices.restype = None
-    library.rankfeed_advise.argtypes = [*rows, ctypes.c_int32]
-    library.rankfeed_advise.restype = None
-    library.rankfeed_guard.argtypes = [number, number]
-    library.rankfeed_guard.restype = pointer
-    library.rankfeed_unguard.argtypes = [pointer]
-    library.rankfeed_unguard.restype = None
-    values = [pointer, number, pointer, pointer, unsigned]
-    library.rankfeed_permute.argtypes = [*values, pointer, number, unsigned, number]
-    library.rankfeed_permute.restype = None
-    library.rankfeed_find_chunks.argtypes = [pointer, number, pointer, number, pointer, pointer]
-    library.rankfeed_find_chunks.restype = None
+    #: By function: the types of its arguments and of its result.
+    signatures: dict[str, tuple[list[Any], Any]] = {
+        "copy_rows": ([*rows, pointer, pointer, number], number),
+        "submit": ([job, number], flag),
+        "wait": ([job], flag),
+        "use_nontemporal_stores": ([], None),
+        "use_long_slices": ([], None),
+        "advise": ([*rows, flag], None),
+        "guard": ([number, number], pointer),
+        "unguard": ([pointer], None),
+        "permute": ([pointer, number, pointer, pointer, unsigned, pointer, number, unsigned, number], None),
+        "find_chunks": ([pointer, number, pointer, number, pointer, pointer], None),
+    }
+    for name, (arguments, result) in signatures.items():
+        function = getattr(library, f"rankfeed_{name}")
+        function.argtypes, function.restype = arguments, result
     return library
 
 

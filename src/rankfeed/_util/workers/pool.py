@@ -66,9 +66,6 @@ class Payload:
         #: Offset of what comes after the arrays.
         self.offset = end
 
-    def close(self) -> None:
-        self.file.close()
-
 
 class Server:
     """The client's side of a server process, which imports modules before it forks the first worker."""
@@ -289,7 +286,7 @@ class WorkerPool:
         """Close the descriptors of this process, without waiting for the workers."""
         for worker in self.workers:
             worker.release()
-        self._payload.close()
+        self._payload.file.close()
 
     def _fork(self) -> Worker:
         if self._is_closed:

@@ -82,10 +82,9 @@ def poor_mixture(plan: Plan, quality: ShuffleQuality) -> tuple[Finding, ...]:
 
 def reading_of(plan: Plan, source: Source | None, **options: int) -> ReadingCost:
     """What a rank reads of a source in an epoch, with the cache that it has; None for a cache of any size."""
-    if source is None or source.cached_blocks is None:
-        return measure_reading(plan, **options)
-    reading = measure_reading(plan, cached_blocks=source.cached_blocks, **options)
-    if plan.shuffle == "none" or not source.cache_bytes:
+    cached_blocks = None if source is None else source.cached_blocks
+    reading = measure_reading(plan, cached_blocks=cached_blocks, **options)
+    if source is None or cached_blocks is None or plan.shuffle == "none" or not source.cache_bytes:
         return reading
     # A block that is larger than the cache is decoded from its start several times.
     passes = -(-source.decoded_bytes // (len(source.blocks) * source.cache_bytes))
