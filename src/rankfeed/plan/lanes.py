@@ -154,7 +154,7 @@ class ScrambledLanes:
         # Sorted by group, and the number of them in each group.
         group = np.where(offset < others[:, None], lanes * groups // count, groups)
         by_group = group.argsort(axis=1, kind="stable")
-        lanes, places = (np.take_along_axis(each, by_group, axis=1).ravel() for each in (lanes, places))
+        lanes, places = (np.take_along_axis(values, by_group, axis=1).ravel() for values in (lanes, places))
         few = np.bincount((group + step * (groups + 1)).ravel(), minlength=len(starts) * (groups + 1))
         few = few.reshape(len(starts), groups + 1)[:, :groups]
         # The group of each row, and its index in the group.
@@ -203,26 +203,12 @@ def _scrambled(rounds: Int64, index: Int64, lanes: int, key: Key) -> Int64:
 
 def _sorted_by_lane(low: int, high: int, lanes: int, first: int, last: int) -> Int64:
     """Positions ``first`` to ``last`` of the interval [low, high), sorted by lane and place."""
-    # Each lane has `every` positions of the interval, and `more` lanes from lane `at` on have one more: in each
-    # run of lanes with equally many positions, lane and place are a division.
-    every, more = divmod(high - low, lanes)
-    at = low % lanes
-    around = max(0, at + more - lanes)
-    runs = (
-        (0, around, lanes - at, every + 1),
-        (around, at, around + lanes - at, every),
-        (at, min(at + more, lanes), 0, every + 1),
-        (min(at + more, lanes), lanes, more, every),
-    )
-    parts, done = [], 0
-    for start, stop, offset, places in runs:
-        here = (stop - start) * places
-        rows = np.arange(max(0, first - done), min(here, last - done))
-        if rows.size:
-            lane = rows // places
-            rows -= lane * places
-            rows *= lanes
-            rows += lane + (low + offset)
-            parts.append(rows)
-        done += here
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    size, rows = high - low, np.arange(first, last)
+    if lanes >= size:  # one position in a lane at most; those after the last lane are in the first ones
+        return low + (rows - max(0, low % lanes + size - lanes)) % size
+    offsets = (np.arange(lanes) - low) % lanes  # of the first position of each lane
+    counts = (size - offsets + lanes - 1) // lanes
+    ends = counts.cumsum()
+    lane = ends.searchsorted(rows, side="right")
+    positions: Int64 = low + offsets[lane] + (rows - (ends - counts)[lane]) * lanes
+    return positions

@@ -329,7 +329,7 @@ def _unit_starts(starts: Int64, lanes: int) -> Int64:
     # Piece i of n of a block of s samples begins after i * (s // n) + min(i, s % n) of them.
     firsts = np.repeat(pieces.cumsum() - pieces, pieces)
     index = np.arange(len(firsts)) - firsts
-    size, larger = (np.repeat(each, pieces) for each in np.divmod(sizes, np.maximum(1, pieces)))
+    size, larger = (np.repeat(counts, pieces) for counts in np.divmod(sizes, np.maximum(1, pieces)))
     return np.append(np.repeat(starts[:-1], pieces) + index * size + np.minimum(index, larger), starts[-1])
 
 
