@@ -76,8 +76,8 @@ def poor_mixture(plan: Plan, quality: ShuffleQuality) -> tuple[Finding, ...]:
     """A warning if a shuffle with windows mixes the batches of a rank less well than a global one."""
     if plan.shuffle != "window" or quality.is_mixed:
         return ()
-    what = f"the batches of a rank are poorly mixed: {quality}"
-    return (Finding("poorly-mixed", "warning", what, (), remedy_for(plan)),)
+    summary = f"the batches of a rank are poorly mixed: {quality}"
+    return (Finding("poorly-mixed", "warning", summary, (), remedy_for(plan)),)
 
 
 def reading_of(plan: Plan, source: Source | None, **options: int) -> ReadingCost:

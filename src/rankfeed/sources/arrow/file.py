@@ -190,9 +190,9 @@ class ArrowFile:
 
     def decoded_row_bytes(self) -> int:
         """Decoded bytes of a row, of the first record batch that has rows."""
-        number = int(np.flatnonzero(np.diff(self.starts))[0])
+        first = int(np.flatnonzero(np.diff(self.starts))[0])
         with arrow_errors(self.path):
-            batch = self._ipc.read(number, range(len(self.schema)), is_compressed=self.is_compressed)
+            batch = self._ipc.read(first, range(len(self.schema)), is_compressed=self.is_compressed)
             return int(-(-batch.nbytes // batch.num_rows))
 
     def chunks(self) -> Iterator[tuple[int, int, int]]:

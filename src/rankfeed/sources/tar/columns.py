@@ -270,8 +270,8 @@ def schema_of(
         field = decoder.field or _probed_field(shards, name, decoder, kind, probe)
         npy = NpyReader(name, field) if decoder.kind == "npy" and field.kind in ("dense", "ragged") else None
         specs |= {name: ColumnSpec(name, field, decoder, npy=npy), **added}
-    known = {**dict.fromkeys(extensions), **specs}
-    order = [*specs] if wanted is None else _check_columns(wanted, known, derived_of(specs), shards)
+    columns = {**dict.fromkeys(extensions), **specs}
+    order = [*specs] if wanted is None else _check_columns(wanted, columns, derived_of(specs), shards)
     return {name: specs[name] for name in order}
 
 
@@ -285,12 +285,12 @@ def derived_of(specs: Mapping[str, ColumnSpec]) -> dict[str, list[str]]:
 
 
 def _check_columns(
-    wanted: Sequence[str], known: Mapping[str, Any], derived: Mapping[str, Sequence[str]], shards: ShardSet
+    wanted: Sequence[str], columns: Mapping[str, Any], derived: Mapping[str, Sequence[str]], shards: ShardSet
 ) -> list[str]:
     """The requested columns; the error for one that does not exist explains keys with dots."""
-    longer = [name for name in shards.extensions if name.endswith(tuple(f".{each}" for each in wanted))]
+    longer = [name for name in shards.extensions if name.endswith(tuple(f".{column}" for column in wanted))]
     remedy = shards.first_dot_remedy(longer, "request the extension as it is") if longer else None
-    return check_columns(wanted, known, derived, remedy=remedy)
+    return check_columns(wanted, columns, derived, remedy=remedy)
 
 
 def _probed_field(

@@ -57,7 +57,7 @@ class ShardSet:
                 first, second = (int(index.offsets[row]) for row in summary.repeated)
                 rows, key = np.array(summary.repeated), index.key(summary.repeated[0])
                 extensions = [
-                    each.name for each in summary.extensions if (index.locate(each.name, rows)[1] >= 0).any()
+                    member.name for member in summary.extensions if (index.locate(member.name, rows)[1] >= 0).any()
                 ]
                 raise SourceError(
                     "two samples that are not adjacent have the same key: probably one sample in two pieces",

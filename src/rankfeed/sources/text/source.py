@@ -177,11 +177,11 @@ def rows(
     for path in paths:
         first = 0
         for table in _stream(path, dialect):
-            known = fields_of(table.schema, nulls=nulls, columns=columns)
-            fields = {name: known[name] for name in check_columns(columns, known, masks_of(known, nulls))}
+            fields = fields_of(table.schema, nulls=nulls, columns=columns)
+            fields = {name: fields[name] for name in check_columns(columns, fields, masks_of(fields, nulls))}
             buffers = read_columns(table, fields, where=path, first_row=first, nulls=nulls)
-            every = np.arange(len(table))
-            read = columns_from_buffers(fields, list(buffers), ChunkGroups([0], every, None), [buffers])
+            groups = ChunkGroups([0], np.arange(len(table)), None)
+            read = columns_from_buffers(fields, list(buffers), groups, [buffers])
             yield from Columns(read, len(table)).samples()
             first += len(table)
 
@@ -258,11 +258,10 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
     common = {field.name: field for field in schemas[0]}
     for path, schema in zip(paths[1:], schemas[1:], strict=True):
         for name in dict.fromkeys([*common, *schema.names]):
-            pair = [side.field(name) for side in (pa.schema(list(common.values())), schema) if name in side.names]
             try:
-                if len(pair) < 2:
+                if name not in common or name not in schema.names:
                     raise pa.ArrowInvalid(f"columns {', '.join(schema.names)}")
-                both = [pa.schema([field]) for field in pair]
+                both = [pa.schema([common[name]]), pa.schema([schema.field(name)])]
                 common[name] = pa.unify_schemas(both, promote_options="permissive").field(0)
             except (pa.ArrowException, ValueError) as error:
                 if columns is None or any(_contains(name, column) for column in columns):
