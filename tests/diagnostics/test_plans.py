@@ -6,6 +6,7 @@ import pytest
 
 from rankfeed.diagnostics.verify import plans
 from rankfeed.plan import Plan
+from rankfeed.plan.plan import Shuffle
 
 
 class Broken(Plan):
@@ -33,8 +34,9 @@ def test_a_plan_too_long_to_count_may_have_no_steps() -> None:
     assert (dropped.sound, dropped.steps, dropped.left_out) == (None, (0, 0), 10**9)
 
 
-def test_a_plan_that_repeats_samples_is_found_out_by_counting() -> None:
-    verdict = plans.verify_plan(Broken(100), ranks=3, batch_size=4)
+@pytest.mark.parametrize("shuffle", ["none", "global", "window"])
+def test_a_plan_that_repeats_samples_is_found_out_by_counting(shuffle: Shuffle) -> None:
+    verdict = plans.verify_plan(Broken(100, shuffle=shuffle, window=10, lanes=4), ranks=3, batch_size=4)
     assert verdict.sound is False
     assert (verdict.missing, verdict.repeated) == (10, 10)
 

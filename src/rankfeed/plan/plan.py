@@ -210,8 +210,8 @@ class Plan:
             int64 [steps, last - first].
         """
         rows = self._lanes.arrange(epoch, starts, size, first, last)
-        if isinstance(self._lanes, ScrambledLanes):  # whose positions would take longer than the ids
-            return self._ids_at(epoch, *rows)
+        if isinstance(self._lanes, ScrambledLanes) and type(self).sample_ids is Plan.sample_ids:
+            return self._ids_at(epoch, *rows)  # the positions would take longer than the ids
         return self.sample_ids(epoch, self._lanes.positions(epoch, *rows))
 
     def _ids_at(self, epoch: int, lanes: Int64, places: Int64) -> Int64:
