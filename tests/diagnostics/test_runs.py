@@ -6,12 +6,14 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.diagnostics.ledger_jobs import Job, random_job
 
 import rankfeed as rf
 from rankfeed.diagnostics import RunVerdict, verify_run
 from rankfeed.errors import SourceError
+from rankfeed.storage.ledger import PassHeader, decode_ledger, encode_header
 
 
 def codes(verdict: RunVerdict) -> dict[str, str]:
@@ -234,6 +236,20 @@ def test_loaders_of_other_orders_are_told_apart(tmp_path: Path) -> None:
     verdict = verify_run(tmp_path)
     assert verdict.sound
     assert sorted(loader.epochs[0].delivered for loader in verdict.loaders) == [30, 100]
+
+
+def test_an_order_of_a_later_version_proves_nothing(tmp_path: Path) -> None:
+    Job(tmp_path, rf.Plan(100, shuffle="window", window=10, lanes=4)).launch(1, 5, [(0, 0, [20])])
+    (path,) = tmp_path.iterdir()
+    with path.open("rb") as file:
+        header = next(decode_ledger(file))
+    assert isinstance(header, PassHeader)
+    content = msgspec.structs.replace(header.content, plan={**header.content.plan, "order": 3})
+    path.write_bytes(encode_header(0, content)[0])
+    verdict = verify_run(tmp_path)
+    assert verdict.sound is None
+    assert codes(verdict)["damaged-ledger"] == "unproven"
+    assert "invalid order" in str(verdict)
 
 
 def test_a_trillion_samples_are_arithmetic(tmp_path: Path) -> None:

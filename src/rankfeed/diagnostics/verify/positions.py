@@ -22,7 +22,7 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_int
 from rankfeed.plan import Schedule
 from rankfeed.plan.lanes import RoundRobinLanes, ScrambledLanes, lanes_in_use
-from rankfeed.plan.plan import Int64
+from rankfeed.plan.plan import ORDER, Int64
 from rankfeed.plan.schedule import Tail
 from rankfeed.topology import Topology
 
@@ -47,7 +47,7 @@ class PlanShape:
             return check_int(name, plan.get(name), at_least=at_least, at_most=1 << 62)
 
         samples, lanes = integer("samples"), integer("lanes")
-        if plan.get("order", 1) == 1:
+        if check_int("order", plan.get("order", 1), at_least=1, at_most=ORDER) == 1:
             return cls(samples, RoundRobinLanes(lanes))
         if not (groups := integer("groups", at_least=0)):
             return cls(samples, RoundRobinLanes(1))
