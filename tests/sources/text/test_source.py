@@ -663,3 +663,17 @@ def test_the_remedy_for_a_null_in_a_stream_works(kind: str, tmp_path: Path) -> N
     assert [row["y"] for row in rf.write(rows(path, columns=["y"]), tmp_path / "y", progress=False)] == ["a", "b"]
     with pytest.raises(ArgumentError, match="no such column"):
         list(rows(path, columns=["z"]))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_integers_of_columns_that_are_not_read_do_not_matter(kind: str, tmp_path: Path) -> None:
+    path, large = tmp_path / f"t.{kind}", 2**60 + 1
+    path.write_text(
+        f"x,y\n{large},1\n0.5,2\n" if kind == "csv" else f'{{"x": {large}, "y": 1}}\n{{"x": 0.5, "y": 2}}\n'
+    )
+    for read in (lambda: rf.open(path), lambda: list(rows(path))):
+        with pytest.raises(SourceError, match=r"would lose digits[\s\S]*column 'x'"):
+            read()
+    for types in (None, {"y": "int32"}):
+        assert [row["y"] for row in rf.open(path, columns=["y"], types=types)] == [1, 2]
+        assert [row["y"] for row in rows(path, columns=["y"], types=types)] == [1, 2]

@@ -173,10 +173,10 @@ def rows(
     dialect = Dialect(kind, delimiter, types)
     paths = list_files(where, kind)
     if kind == "csv" and types:  # for JSON, the first row reports that such a column is null
-        _check_csv_types(paths, dialect)
+        _check_csv_types(paths, dialect, columns)
     for path in paths:
         first = 0
-        for table in _stream(path, dialect):
+        for table in _stream(path, dialect, columns):
             fields = fields_of(table.schema, nulls=nulls, columns=columns)
             fields = {name: fields[name] for name in check_columns(columns, fields, masks_of(fields, nulls))}
             buffers = read_columns(table, fields, where=path, first_row=first, nulls=nulls)
@@ -186,7 +186,7 @@ def rows(
             first += len(table)
 
 
-def _stream(path: str, dialect: Dialect) -> Iterator[Any]:
+def _stream(path: str, dialect: Dialect, columns: Sequence[str] | None) -> Iterator[Any]:
     """The rows as `pyarrow.Table`s of one schema, which the first piece of text defines."""
     schema, line, is_csv = None, 1, dialect.kind == "csv"
     parse = parse_csv if is_csv else parse_json_lines
@@ -196,7 +196,7 @@ def _stream(path: str, dialect: Dialect) -> Iterator[Any]:
             if piece.strip(b"\r\n" if is_csv else None):
                 if is_csv:  # parse_csv omits this check if the number of quotes is even
                     check_quotes(piece, path, dialect, line)
-                table = parse(piece, path, dialect, schema=schema, first_line=line)
+                table = parse(piece, path, dialect, columns, schema=schema, first_line=line)
                 schema = table.schema
                 yield table
             line += piece.count(b"\n")
@@ -227,13 +227,13 @@ def _pieces(file: BinaryIO, path: str, dialect: Dialect) -> Iterator[bytes]:
     yield rest
 
 
-def _check_csv_types(paths: Sequence[str], dialect: Dialect) -> None:
+def _check_csv_types(paths: Sequence[str], dialect: Dialect, columns: Sequence[str] | None) -> None:
     """Refuse types of columns that no file has; usually the first file has all."""
     names: dict[str, None] = {}
     for path in paths:
         if set(dialect.types or ()) <= names.keys():
             return
-        names |= dict.fromkeys(next(_stream(path, dialect)).schema.names)
+        names |= dict.fromkeys(next(_stream(path, dialect, columns)).schema.names)
     dialect.check_types(list(names), listed(paths))
 
 
