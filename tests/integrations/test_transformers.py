@@ -539,6 +539,12 @@ def test_a_collator_that_needs_one_removed_column_of_several_is_an_error_that_na
     with pytest.raises(TransformError, match=r"(?s)data_collator needs the column 'image'.*removes image"):
         picture_trainer(tmp_path, source, collate).train()
 
+    def fail(samples: list[dict[str, Any]]) -> Any:
+        raise KeyError
+
+    with pytest.raises(TransformError, match="KeyError"):
+        picture_trainer(tmp_path, source, fail).train()
+
 
 @pytest.mark.timeout(300)
 def test_images_train_without_removal_or_by_a_transform(tmp_path: Path) -> None:

@@ -474,9 +474,10 @@ def _plain_dict(
     try:
         batch = collator(samples)
     except KeyError as error:
-        if used is None or error.args[0] not in names or error.args[0] in used.arguments:
+        name = error.args[0] if error.args else None
+        if used is None or name not in names or name in used.arguments:
             raise
-        raise used.removed_error(f"the data_collator needs the column {error.args[0]!r}", names) from error
+        raise used.removed_error(f"the data_collator needs the column {name!r}", names) from error
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 
