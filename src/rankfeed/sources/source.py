@@ -276,6 +276,7 @@ class SourceView(Source):
         #: How often the samples were split at random; the next split uses another hash.
         self.splits: int = max([splits, *(source.splits for source in sources if isinstance(source, SourceView))])
         self.prefetch_distance = max(source.prefetch_distance for source in sources)
+        self.cache_bytes = sum(source.cache_bytes for source in sources)
         first, *others = sources
         self.collate = first.collate if all(each.collate == first.collate for each in others) else None
         self.annotate = first.annotate if all(each.annotate == first.annotate for each in others) else None
@@ -285,19 +286,13 @@ class SourceView(Source):
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
         """Windows if one source needs them, or all together: the others lose little."""
-        if self.decoded_bytes > GLOBAL_SHUFFLE_BYTES:
-            return "window"
-        return "window" if any(source.default_shuffle == "window" for source in self.sources) else "global"
+        kinds = {source.default_shuffle for source in self.sources}
+        return "window" if self.decoded_bytes > GLOBAL_SHUFFLE_BYTES or "window" in kinds else "global"
 
     @property
     def decoded_bytes(self) -> int:  # type: ignore[override]
         """Those of all sources."""
         return sum(source.decoded_bytes for source in self.sources)
-
-    @property
-    def cache_bytes(self) -> int:  # type: ignore[override]
-        """Those of all sources."""
-        return sum(source.cache_bytes for source in self.sources)
 
     @property
     def best_window(self) -> int | None:  # type: ignore[override]

@@ -179,7 +179,7 @@ class Worker:
     def __init__(self, server: Server, payload: Payload) -> None:
         self._server = server
         self.pid, self._pidfd, self.channel = server.fork(payload)
-        self._is_ready = self._has_ended = self._is_released = False
+        self._is_ready = self._has_ended = False
 
     def wait_ready(self, seconds: float) -> bool:
         """Whether it unpickles the handler within ``seconds``; raises PeerGoneError or WorkerError."""
@@ -216,8 +216,7 @@ class Worker:
 
     def release(self) -> None:
         """Close the descriptors of this process, without waiting for the worker."""
-        if not self._is_released:
-            self._is_released = True
+        if self.channel.socket.fileno() >= 0:
             self.channel.close()
             os.close(self._pidfd)
 
