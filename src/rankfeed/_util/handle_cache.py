@@ -60,7 +60,6 @@ class HandleCache(Generic[_Value]):
         return value
 
     def values(self) -> list[_Value]:
-        """The open files."""
         return list(self._values.values())
 
     def _close_oldest(self) -> None:

@@ -74,13 +74,11 @@ class SharedEpoch:
 
     @property
     def is_set(self) -> bool:
-        """Whether `set` was called."""
         with self._locked():
             return any(record[0] < 0 for record in _RECORD.iter_unpack(self._records()))
 
     @property
     def has_begun(self) -> bool:
-        """Whether an iteration has begun."""
         with self._locked():
             return any(record[0] >= 0 for record in _RECORD.iter_unpack(self._records()))
 

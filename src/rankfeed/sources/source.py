@@ -291,17 +291,14 @@ class SourceView(Source):
 
     @property
     def decoded_bytes(self) -> int:  # type: ignore[override]
-        """Those of all sources."""
         return sum(source.decoded_bytes for source in self.sources)
 
     @property
     def best_window(self) -> int | None:  # type: ignore[override]
-        """The smallest of the sources."""
         return min((source.best_window for source in self.sources if source.best_window), default=None)
 
     @property
     def runs_user_code(self) -> bool:  # type: ignore[override]
-        """Whether a source runs user code."""
         return any(source.runs_user_code for source in self.sources)
 
     @property
@@ -311,7 +308,6 @@ class SourceView(Source):
 
     @property
     def identified(self) -> bool:
-        """Whether all fingerprints depend on content."""
         return all(source.identified for source in self.sources)
 
     @property
@@ -335,7 +331,6 @@ class SourceView(Source):
 
     @cached_property
     def derived(self) -> Derived:  # type: ignore[override]
-        """Those of all sources."""
         derived: dict[str, Sequence[str]] = {}
         for source in self.sources:
             derived |= source.derived

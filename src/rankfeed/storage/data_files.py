@@ -104,7 +104,6 @@ class DataFiles:
         return len(self._starts) - 1
 
     def path(self, number: int) -> str:
-        """The path of a file."""
         return self._root + os.fsdecode(self._names[self._starts[number] : self._starts[number + 1] - 1])
 
     @property

@@ -34,7 +34,6 @@ class MappedFile(MappedMemory):
         return self._guard is not None and ctypes.c_int64.from_address(self._guard).value != 0
 
     def fileno(self) -> int:
-        """The descriptor of the file."""
         return self._descriptor
 
     def __del__(self) -> None:

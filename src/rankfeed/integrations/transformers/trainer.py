@@ -97,7 +97,6 @@ class TrainerFeed:
 
     @property
     def steps_left(self) -> int:
-        """Steps left of the current epoch."""
         return len(self.loader) - self.loader.progress.cursor.steps
 
     def __iter__(self) -> Iterator[Any]:

@@ -101,7 +101,6 @@ class TarIndex:
         return self.keys, starts, self.key_offsets[rows + 1] - starts
 
     def key(self, row: int) -> str:
-        """The key of a sample."""
         return str(self.keys[self.key_offsets[row] : self.key_offsets[row + 1]].data, "utf-8", "backslashreplace")
 
 
