@@ -205,7 +205,9 @@ def test_what_a_handler_that_replaces_itself_raises_reaches_the_caller() -> None
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_what_a_timer_raises_reaches_the_caller(tmp_path: Path, workers: int) -> None:
+def test_what_a_timer_raises_reaches_the_caller(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rf.write(
         ({"x": np.full(512, i), "r": np.arange(i % 50)} for i in range(3000)), tmp_path / "data", progress=False
     )
@@ -216,6 +218,11 @@ def test_what_a_timer_raises_reaches_the_caller(tmp_path: Path, workers: int) ->
         counted["handler"] += 1
         raise OutOfTimeError
 
+    def ignored(unraisable: Any) -> None:
+        """Python ignores what is raised in callbacks of the garbage collector; hypothesis has one."""
+        counted["ignored"] += not unraisable.exc_traceback.tb_frame.f_code.co_filename.startswith(PACKAGE)
+
+    monkeypatch.setattr(sys, "unraisablehook", ignored)
     with handling(signal.SIGVTALRM, handler):
         for _ in range(40):
             try:
@@ -227,7 +234,7 @@ def test_what_a_timer_raises_reaches_the_caller(tmp_path: Path, workers: int) ->
                     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             except OutOfTimeError:
                 counted["caller"] += 1
-    assert counted["caller"] == counted["handler"] > 0
+    assert counted["caller"] + counted["ignored"] == counted["handler"] > 0
     assert rows_of(ours) == Counter(range(3000))
 
 
