@@ -89,6 +89,16 @@ def test_an_absent_ledger_is_an_error(tmp_path: Path) -> None:
     assert "rank 1" in str(verdict)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_an_absent_ledger_is_not_proven_from_the_first_step(steps: int, tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(2, 5, [(0, 0, [10, 10])])
+    job.launch(2, 5, [(1, 0, [steps, steps])], absent=[1])
+    verdict = verify_run(tmp_path)
+    assert verdict.sound is None
+    assert codes(verdict) == {"absent-ledger": "unproven", "not-begun": "note"}
+
+
 def test_a_killed_rank_of_an_unfinished_epoch_is_a_note(tmp_path: Path) -> None:
     job = Job(tmp_path, rf.Plan(100))
     job.launch(3, 5, [(0, 0, [4, 3, 4])])

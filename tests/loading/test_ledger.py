@@ -4,6 +4,7 @@ import copy
 import io
 import os
 import pickle
+import shutil
 import struct
 import subprocess
 import sys
@@ -132,6 +133,19 @@ def test_a_forked_child_writes_its_own_ledger(tmp_path: Path) -> None:
             os._exit(0)
     os.waitpid(child, 0)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_folder_that_was_deleted_gets_a_new_ledger(tmp_path: Path) -> None:
+    folder = tmp_path / "ledger"
+    for _ in range(2):
+        loader = rf.Loader(Memory(8), 4, audit=folder, columns=["y"])
+        for _ in loader:
+            pass
+        assert verify_run(folder).loaders[0].epochs[0].delivered == 8
+        shutil.rmtree(folder)
+    for _ in loader:  # its second epoch
+        pass
+    assert [type(each) for each in said(folder)] == [PassHeader, StepRecord, StepRecord]
 
 
 @pytest.mark.parametrize("audit", ["", 1, None, ["folder"]])

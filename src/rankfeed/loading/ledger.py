@@ -12,10 +12,10 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.errors import AuditError
@@ -74,7 +74,7 @@ class LedgerFile:
     def __init__(self, folder: Path, topology: Topology) -> None:
         self.process, self.launch = secrets.token_hex(8), _launch_id()
         self._iterations, self._loader_numbers = itertools.count(), itertools.count()
-        self._loaders: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._loaders: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         ranks = f"rank-{topology.rank:05}-of-{topology.world_size:05}"
         self._path = folder / f"{ranks}-{self.launch[:8] or 'alone'}-{self.process[:8]}{format.SUFFIX}"
         try:
@@ -83,6 +83,12 @@ class LedgerFile:
             self._file = os.open(self._path, flags, 0o666)
         except OSError as error:
             raise self._error(error.strerror or error) from error
+        weakref.finalize(self, os.close, self._file).atexit = False
+
+    @property
+    def exists(self) -> bool:
+        """Whether nothing has deleted the file."""
+        return self._path.exists()
 
     def number(self, owner: object) -> tuple[int, int]:
         """Numbers of a new iteration, and of its loader."""
@@ -116,9 +122,10 @@ class _LedgerFiles:
 
     def of(self, folder: Path, topology: Topology) -> LedgerFile:
         with self._lock:
-            if folder not in self._by_folder:
-                self._by_folder[folder] = LedgerFile(folder, topology)
-            return self._by_folder[folder]
+            file = self._by_folder.get(folder)
+            if file is None or not file.exists:
+                file = self._by_folder[folder] = LedgerFile(folder, topology)
+            return file
 
 
 _LEDGERS = _LedgerFiles()

@@ -22,8 +22,6 @@ from rankfeed.diagnostics.verify.positions import (
 )
 from rankfeed.errors import listed
 
-#: Steps by which ranks of a killed launch may differ; frameworks fetch some ahead.
-_SLACK = 2
 #: Clocks of different hosts may differ by this, in nanoseconds.
 _SKEW = 10 * 10**9
 
@@ -218,7 +216,7 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
     if first.epoch:
         text = f"{content.data}: the first recorded epoch is {first.epoch}"
         findings.append(Finding("recorded-later", "note", "the ledgers do not begin with epoch 0", (text,)))
-    if len(launches[last.launch].processes) < last.world_size and last.most > _SLACK:
+    if len(launches[last.launch].processes) < last.world_size:
         findings.append(_absent_ledger(f"{_where(last)}: {_absent(last)}"))
     gaps: dict[int, list[MissingRange]] = {}
     for gap in missing_ranges(line.ranges):
