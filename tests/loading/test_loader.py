@@ -430,9 +430,33 @@ def test_an_argument_of_torchs_dataloader_is_refused_with_its_equivalent(
         Loader(source, **{option: value})
 
 
+def test_the_remedy_for_drop_last_is_a_sentence() -> None:
+    with pytest.raises(errors.ArgumentError, match='remedy: use tail="drop", which leaves out the rest'):
+        Loader(Memory(5), drop_last=True)  # type: ignore[arg-type]
+
+
 def test_a_misspelt_argument_is_a_type_error_as_of_any_function() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'bach_size'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bach_size'; did you mean batch_size"):
         Loader(Memory(5), bach_size=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'; the options are batch_size, shuffle"):
+        Loader(Memory(5), foo=1)  # type: ignore[arg-type]
+
+
+def test_an_empty_list_of_columns_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(4))
+    for function in (
+        lambda: Loader(Memory(5), columns=[]),
+        lambda: rf.open(tmp_path / "rows.npy", columns=[]),
+        lambda: rf.concat([Memory(5), Memory(5)], columns=[]),
+    ):
+        with pytest.raises(errors.ArgumentError, match=r"(?s)invalid columns.*at least one.*None for all"):
+            function()
+
+
+def test_a_missing_column_has_a_remedy() -> None:
+    loader = Loader(rf.from_dataset([{"x": 1}, {"y": 1}]), columns=["x"], collate_fn=list)
+    with pytest.raises(errors.SourceError, match=r"(?s)lacks a column.*sample 1.*remedy: return .* columns="):
+        list(loader)
 
 
 def test_an_epoch_without_samples_is_refused() -> None:

@@ -350,6 +350,27 @@ def test_a_state_of_another_plan_is_refused_with_what_differs(options: dict[str,
         loaded(state, **options)
 
 
+def test_a_refused_state_names_the_options_to_set() -> None:
+    saved = feed(shuffle="window", window=4, lanes=8).state_dict()
+    with pytest.raises(StateError) as caught:
+        feed(shuffle="window", window=16, lanes=4).load_state_dict(saved)
+    assert "window was 4, is 16" in caught.value.found
+    assert "groups" not in caught.value.found
+    assert "set window=4, lanes=8, as" in str(caught.value.remedy)
+
+
+def test_a_refused_state_names_shuffle_as_the_loader_takes_it() -> None:
+    with pytest.raises(StateError, match="set shuffle='none', seed=3, as"):
+        loaded(feed(shuffle=False).state_dict(), shuffle=True, seed=4)
+
+
+def test_a_plan_that_cannot_be_restored_names_the_value() -> None:
+    saved = feed(shuffle="window").state_dict()
+    saved["plan"]["lanes"] = -3
+    with pytest.raises(StateError, match="invalid lanes: -3"):
+        feed(shuffle=True).load_state_dict(saved)
+
+
 def test_a_state_of_other_data_is_refused_with_what_differs() -> None:
     loader = Loader(Memory(50, mark="ff"), 4, shuffle="global", seed=3, topology=Topology())
     with pytest.raises(StateError, match="fingerprint was 32, is 32ff"):

@@ -495,3 +495,16 @@ def test_every_rank_knows_the_rows_of_all_ranks(tail: str) -> None:
         for step in range(len(ranks[0])):
             wanted = [(len(each.batch(step)), int(each.valid(step).sum())) for each in ranks]
             assert all(each.shares(step) == wanted for each in ranks)
+
+
+def test_an_error_says_in_which_epoch_and_on_which_rank() -> None:
+    topology = Topology(rank=1, world_size=3)
+    plan = Plan(2)
+    with pytest.raises(PlanError, match="where: epoch 4, rank 1 of 3"):
+        Schedule(plan, batch_size=1, topology=topology, epoch=4)
+    with pytest.raises(PlanError, match="where: epoch 4, rank 1"):
+        Schedule(plan, batch_size=1, topology=topology, epoch=4, start=3)
+    with pytest.raises(PlanError, match=r"(?s)counted from start=1.*where: epoch 4, rank 1"):
+        Schedule(Plan(9), batch_size=1, topology=topology, epoch=4, start=1).batch(7)
+    with pytest.raises(PlanError, match="where: epoch 4"):
+        plan.sample_ids(4, [2])

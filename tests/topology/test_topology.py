@@ -115,3 +115,8 @@ def test_finding_out_imports_neither_torch_nor_mpi4py():
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True, env=environ
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_number_given_as_text_has_a_remedy() -> None:
+    with pytest.raises(ArgumentError, match=r"(?s)invalid rank.*an integer\n.*'0'.*instead of text: rank=0"):
+        Topology(rank="0")  # type: ignore[arg-type]

@@ -50,9 +50,13 @@ def check_optional(check: Callable[..., _T], name: str, value: object, **limits:
 
 def check_int(name: str, value: object, *, at_least: int | None = None, at_most: int | None = None) -> int:
     """An integer of any integer type (Python, numpy, a tensor of one element), as an int."""
-    number = _as_int(value)
-    if number is None or number.bit_length() > _MAX_BITS or not _within(number, at_least, at_most):
-        raise invalid(name, f"an integer{_bounds(at_least, at_most) or f' of at most {_MAX_BITS} bits'}", value)
+    number, bounds = _as_int(value), _bounds(at_least, at_most)
+    if number is None:
+        is_text = isinstance(value, str) and value.strip().lstrip("+-").isdecimal()
+        remedy = f"pass a number instead of text: {name}={value.strip()}" if is_text else None
+        raise invalid(name, f"an integer{bounds}", value, remedy)
+    if number.bit_length() > _MAX_BITS or not _within(number, at_least, at_most):
+        raise invalid(name, f"an integer{bounds or f' of at most {_MAX_BITS} bits'}", value)
     return number
 
 
@@ -160,6 +164,14 @@ def check_names(name: str, value: object) -> list[str]:
         raise invalid(name, "a list of names", value, remedy=f"pass [{safe_repr(value)}]")
     refused = (bytes, Mapping, set, frozenset)
     return _check_each(name, value, "a list of names", refused, str.__str__)  # a TypeError for anything but a str
+
+
+def check_columns_option(columns: object) -> list[str]:
+    """The value of a ``columns=`` that is not None: the names of at least one column."""
+    names = check_names("columns", columns)
+    if not names:
+        raise invalid("columns", "the names of at least one column, or None for all", columns)
+    return names
 
 
 def check_environ(value: Mapping[str, str]) -> Mapping[str, str]:

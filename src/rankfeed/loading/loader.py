@@ -177,7 +177,7 @@ class Loader(DataLoaderCompat):
         audit: bool | str | os.PathLike[str] = False,
         **unknown: Never,
     ) -> None:
-        refuse_unknown_options(unknown)
+        refuse_unknown_options(unknown, Loader.__init__)
         stream = source if isinstance(source, Stream) else None
         if stream is None:
             data = as_source(source)

@@ -1,7 +1,9 @@
 """Validation of the options of loaders and samplers."""
 
+import difflib
+import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +15,9 @@ from rankfeed._util.global_rng import preserve_rng_state
 from rankfeed._util.validate import (
     check_bool,
     check_choice,
+    check_columns_option,
     check_int,
     check_name,
-    check_names,
     check_path,
     invalid,
 )
@@ -40,8 +42,8 @@ _DATALOADER_ARGUMENTS = {
     "batch_sampler": "shuffle= and batch_size=, or plan= for an order of your own; source.select(ids) for a "
     "subset. rankfeed.DistributedBatchSampler is a batch_sampler for torch's DataLoader",
     "dataset": "rankfeed.Loader(source): the first argument, which may be a torch Dataset",
-    "drop_last": 'tail="drop" drops the rest of an epoch, tail="even" (the default) delivers it, tail="pad" fills '
-    "the last step",
+    "drop_last": 'tail="drop", which leaves out the rest of an epoch; tail="even" (the default) delivers it, and '
+    'tail="pad" fills the last step',
     "generator": "seed=, which keys the order and the generator that a transform(sample, rng) gets",
     "in_order": "leave it out: batches are always delivered in order",
     "multiprocessing_context": 'worker_kind="process", whose processes start without a fork of yours',
@@ -65,8 +67,8 @@ _MAP_OPTIONS: dict[str, tuple[Any, str]] = {
 }
 
 
-def refuse_unknown_options(options: Mapping[str, object]) -> None:
-    """Refuse keyword arguments that a Loader does not have."""
+def refuse_unknown_options(options: Mapping[str, object], function: Callable[..., None]) -> None:
+    """Refuse keyword arguments that a Loader does not have; ``function`` is its constructor."""
     for name, value in options.items():
         if (equivalent := _DATALOADER_ARGUMENTS.get(name)) is not None:
             raise ArgumentError(
@@ -74,7 +76,10 @@ def refuse_unknown_options(options: Mapping[str, object]) -> None:
                 found=f"{name}={safe_repr(value)}",
                 remedy=equivalent if equivalent.startswith("leave it out") else f"use {equivalent}",
             )
-        raise TypeError(f"Loader() got an unexpected keyword argument {name!r}")
+        names = [*inspect.signature(function).parameters][2:-1]  # without self, source and **unknown
+        close = difflib.get_close_matches(name, names)
+        remedy = f"did you mean {' or '.join(close)}?" if close else f"the options are {', '.join(names)}"
+        raise TypeError(f"Loader() got an unexpected keyword argument {name!r}; {remedy}")
 
 
 def refuse_options_for_stream(**options: Any) -> None:
@@ -168,7 +173,7 @@ def check_column_names(
     is_transformed: bool,
 ) -> list[str] | None:
     """The columns to read; refuses missing columns, and names that the loader would overwrite."""
-    columns = None if columns is None else with_derived(check_names("columns", columns), source.derived)
+    columns = None if columns is None else with_derived(check_columns_option(columns), source.derived)
     declared = source.declared
     if declared is not None and declared.layout is None:
         return columns  # fields that are inferred from samples are so in the process that iterates

@@ -15,6 +15,8 @@ from rankfeed.sources import Source
 from rankfeed.storage.commit import decodable
 
 VERSION = 1
+#: Properties of a plan that are options of a loader.
+_OPTIONS = ("shuffle", "seed", "window", "lanes")
 _State = TypeVar("_State", bound=msgspec.Struct)
 
 
@@ -74,7 +76,10 @@ def restore_plan(
         return plan.with_order(saved.get("order", 1))  # type: ignore[arg-type]
     except RankfeedError as error:
         raise StateError(
-            "the plan of the checkpoint cannot be restored", found=error.summary, remedy=error.remedy
+            "the plan of the checkpoint cannot be restored",
+            expected=error.expected,
+            found=f"{error.summary}: {error.found}",
+            remedy=error.remedy,
         ) from error
 
 
@@ -116,18 +121,22 @@ def warn_not_comparable(source: Source) -> None:
 
 def resume_cursor(state: LoaderState, plan: Mapping[str, int | str], source: str) -> Cursor:
     """The position of a state, checked against the plan and the data."""
-    differing = [
-        f"{name} was {state.plan.get(name, 'not set')}, is {plan.get(name, 'not set')}"
-        for name in {**state.plan, **plan}
-        if state.plan.get(name) != plan.get(name)
-    ]
+    changed = [name for name in {**state.plan, **plan} if state.plan.get(name) != plan.get(name)]
+    if len(changed) > 1 and "groups" in changed:
+        changed.remove("groups")  # follows from the others
+    old, new = ({name: facts.get(name, "not set") for name in changed} for facts in (state.plan, plan))
+    differing = [f"{name} was {old[name]}, is {new[name]}" for name in changed]
     if state.source and source and state.source != source:
         differing.append(f"data fingerprint was {state.source}, is {source}")
     if differing:
+        options = [f"{name}={state.plan[name]!r}" for name in _OPTIONS if name in changed and name in state.plan]
+        remedy = "resume with the same data"
+        if options:
+            remedy = f"set {', '.join(options)}, as in the job that saved it"
         raise StateError(
             "the checkpoint belongs to other data or another plan",
             found="; ".join(differing),
-            remedy="resume with the same data, seed and shuffle; or begin an epoch with set_epoch()",
+            remedy=f"{remedy}; or begin an epoch with set_epoch()",
         )
     return check_cursor(state.epoch, state.position, state.steps, most=int(plan["samples"]))
 

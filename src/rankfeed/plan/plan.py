@@ -190,6 +190,7 @@ class Plan:
                 "position outside the epoch",
                 expected=f"0 to {self.num_samples - 1}",
                 found=f"{places.min()} to {places.max()}",
+                where=f"epoch {epoch}",
             )
         return self._ids_at(epoch, *self._lanes.visit(epoch, places))
 

@@ -104,12 +104,19 @@ class Schedule:
         self.tail: ScheduleTail = check_choice("tail", tail, get_args(ScheduleTail))
         total = plan.num_samples
         if self.start > total:
-            raise PlanError("start is beyond the epoch", expected=f"at most {total}", found=self.start)
+            raise PlanError(
+                "start is beyond the epoch",
+                expected=f"at most {total}",
+                found=self.start,
+                where=f"epoch {self.epoch}, rank {self.rank}",
+                remedy="start is the number of samples already consumed in this epoch",
+            )
         if total < self.world_size and tail != "pad":
             raise PlanError(
                 "an epoch has fewer samples than there are ranks",
                 expected=f"at least {self.world_size} samples",
                 found=total,
+                where=f"epoch {self.epoch}, rank {self.rank} of {self.world_size}",
                 remedy='train on fewer ranks, or use tail="pad", which masks repeated rows',
             )
         self.global_batch_size = self.batch_size * self.world_size
@@ -222,7 +229,12 @@ class Schedule:
             return step
         step = check_int("step", step, at_least=0)
         if step >= len(self):
-            raise PlanError("no such step", expected=f"less than {len(self)}", found=step)
+            raise PlanError(
+                "no such step",
+                expected=f"less than {len(self)}, counted from start={self.start}",
+                found=step,
+                where=f"epoch {self.epoch}, rank {self.rank}",
+            )
         return step
 
     def _bounds(self, step: int) -> tuple[int, int]:

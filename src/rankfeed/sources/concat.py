@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.validate import check_names, invalid
+from rankfeed._util.validate import check_columns_option, check_names, invalid
 from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, Columns, Dense, Objects, PointedColumn, Ragged, column_from_parts
 from rankfeed.columns.field import Field
@@ -55,7 +55,7 @@ class ConcatSource(SourceView):
         super().__init__(*sources)
         self.names = None if names is None else tuple(names)
         self._wanted = (
-            None if columns is None else tuple(with_derived(check_names("columns", columns), self.derived))
+            None if columns is None else tuple(with_derived(check_columns_option(columns), self.derived))
         )
         self.starts = starts_of([len(source) for source in self.sources])
         self._length = int(self.starts[-1])

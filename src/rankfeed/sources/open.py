@@ -8,7 +8,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from rankfeed._util.validate import check_bool, check_choice, check_names, check_path
+from rankfeed._util.validate import check_bool, check_choice, check_columns_option, check_path
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.paths import Paths, as_paths, expand
 from rankfeed.sources.source import Source
@@ -154,7 +154,7 @@ def open(
         array([4, 5])
     """
     allow_pickle = check_bool("allow_pickle", allow_pickle)
-    columns = None if columns is None else check_names("columns", columns)
+    columns = None if columns is None else check_columns_option(columns)
     if cache_dir is not None:
         cache_dir = check_path("cache_dir", cache_dir)
     uri = as_paths(uri)

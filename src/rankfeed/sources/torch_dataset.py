@@ -168,6 +168,7 @@ class TorchDatasetSource(Source):
                     expected="a dict with " + ", ".join(map(repr, columns)),
                     found=", ".join(map(repr, sample)) if isinstance(sample, Mapping) else type(sample).__name__,
                     where=f"sample {sample_id}",
+                    remedy="return these keys for every sample, or leave the others out of columns=",
                 )
         return [{name: sample[name] for name in columns} for sample in samples]
 

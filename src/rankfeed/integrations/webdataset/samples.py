@@ -146,7 +146,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
             PlanError: no ``batch_size`` was given.
         """
         if self.batch_size is None:
-            raise PlanError("the number of batches is known only where batch_size is given")
+            raise PlanError("the number of batches is not known without batch_size", remedy="pass batch_size=")
         return len(self._schedule(self._epochs.next(), self.topology))
 
     def share(self, topology: Topology | None = None, *, worker: int = 0, num_workers: int = 1) -> list[Int64]:

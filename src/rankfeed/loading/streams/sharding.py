@@ -119,6 +119,7 @@ class StreamSharding:
                 "an epoch has fewer samples than there are ranks",
                 expected=f"at least {self.world_size} samples",
                 found=total,
+                where=f"epoch {self.epoch}",
                 remedy='train on fewer ranks, or use tail="pad", which masks the rows it repeats',
             )
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.validate import check_name, check_names, check_optional
+from rankfeed._util.validate import check_columns_option, check_name, check_optional
 from rankfeed.columns.columns import Column, Dense
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
@@ -119,7 +119,7 @@ class HuggingFaceSource(SourceView):
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._options: dict[str, Any] = {"nulls": nulls, "cache_bytes": cache_bytes}
-        self._wanted = None if columns is None else tuple(check_names("columns", columns))
+        self._wanted = None if columns is None else tuple(check_columns_option(columns))
         split = check_optional(check_name, "split", split)
         if isinstance(where, (str, os.PathLike)):
             self._dataset: Any = None

@@ -6,7 +6,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -221,7 +221,7 @@ def read_headers(path: str, *, allow_pickle: bool = False) -> dict[str, Header]:
 
 def load_arrays(
     path: str,
-    names: Iterable[str],
+    names: Collection[str],
     *,
     mapped: bool,
     allow_pickle: bool = False,
@@ -234,7 +234,13 @@ def load_arrays(
                 members = members_of(archive, path, allow_pickle=allow_pickle)
                 missing = [name for name in names if name not in members]
                 if missing:
-                    raise SourceError("a file lacks arrays that others have", found=", ".join(missing), where=path)
+                    raise SourceError(
+                        "a file lacks arrays that others have",
+                        expected=", ".join(names),
+                        found=f"no {', '.join(missing)}",
+                        where=path,
+                        remedy="write the file again with these arrays, or leave them out of columns=",
+                    )
                 for name in names:
                     check(name, members[name].header)
                 data = map_file(path) if mapped else None
