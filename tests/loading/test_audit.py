@@ -376,6 +376,111 @@ def test_ids_of_the_users_own_are_what_an_audit_counts() -> None:
     assert rf.audit(feed(size=50, collate_fn=graphs, id_column=None), key="number", universe=50).sound
 
 
+def by_length(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """As for packed sequences: the longest first, padded."""
+    samples = sorted(samples, key=lambda sample: -len(sample["x"]))
+    return {"x": torch.nn.utils.rnn.pad_sequence([torch.from_numpy(s["x"]) for s in samples], batch_first=True)}
+
+
+def by_score(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    samples = sorted(samples, key=lambda sample: -sample["y"])
+    return {"score": torch.tensor([sample["score"] for sample in samples])}  # float64 becomes float32
+
+
+def by_name(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"constant": torch.ones(len(samples)), "name": sorted([s["name"] for s in samples], reverse=True)}
+
+
+def copies(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Replaces a bad sample by another one."""
+    return {"y": torch.tensor([sample["y"] for sample in [samples[1], *samples[1:]]])}
+
+
+def in_order(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "x": torch.nn.utils.rnn.pad_sequence([torch.from_numpy(s["x"]) * 2 for s in samples], batch_first=True)
+    }
+
+
+def flipped(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Labels are swapped: a permutation, but no other order."""
+    return {"y": torch.tensor([s["y"] for s in samples]), "label": torch.tensor([1 - s["label"] for s in samples])}
+
+
+def ordered_rows(count: int) -> list[dict[str, Any]]:
+    sizes = [2 * (1 + i % 5) for i in range(count)]
+    return [
+        {
+            "x": (np.arange(size, dtype=np.float64) + 100 * i).reshape(-1, 2),
+            "y": 3 * i,
+            "label": i % 2,
+            "score": 0.1 * i,
+            "name": f"n{i:03}",
+            "constant": 1.0,
+        }
+        for i, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("function", [by_length, by_score, by_name, copies])
+@pytest.mark.parametrize("options", [{"id_column": "id"}, {"tail": "pad"}], ids=["ids", "mask"])
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_ids_and_the_mask_are_not_added_in_another_order_than_the_rows(
+    engine: dict[str, Any], options: dict[str, Any], function: Callable[[list[Any]], Any]
+) -> None:
+    loader = rf.Loader(rf.from_dataset(ordered_rows(30)), 8, collate_fn=function, **options, **engine)
+    with pytest.raises(TransformError, match=r"(?s)order of its samples.*samples 0 to 7.*set id_column="):
+        list(loader)
+
+
+@pytest.mark.parametrize("function", [in_order, flipped, torch.utils.data.default_collate])
+@pytest.mark.parametrize("batch_size", [2, 8])
+def test_ids_are_added_to_rows_in_their_order(batch_size: int, function: Callable[[list[Any]], Any]) -> None:
+    rows = ordered_rows(30)
+    if function is not in_order:
+        rows = [{"y": row["y"], "label": row["label"]} for row in rows]
+    loader = rf.Loader(rf.from_dataset(rows), batch_size, collate_fn=function, id_column="id", shuffle=True)
+    once: Counter[int] = Counter()
+    for batch in loader:
+        once.update(batch["id"].tolist())
+        if "y" in batch:
+            assert (batch["y"] == 3 * batch["id"]).all()
+    assert once == Counter(range(30))
+
+
+def test_values_that_cannot_be_compared_show_no_order() -> None:
+    def summarised(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        samples = samples[::-1]
+        return {
+            "y": torch.tensor(0.5),
+            "name": [None for _ in samples],
+            "label": [[1] * i for i in range(len(samples))],
+            "score": np.array([object() for _ in samples]),
+            "constant": torch.full((len(samples),), 1e300),
+            "x": [np.zeros(0)] * len(samples),
+        }
+
+    rows = [{**row, "constant": 1e300} for row in ordered_rows(30)]
+    loader = rf.Loader(rf.from_dataset(rows), 8, collate_fn=summarised, id_column="id")
+    assert Counter(i for batch in loader for i in batch["id"].tolist()) == Counter(range(30))
+
+
+@pytest.mark.parametrize("batch_size", [4, 12])
+def test_the_mask_follows_returned_ids(batch_size: int) -> None:
+    """Samples that fill the last batch are at its end, unless the function has moved them."""
+
+    def reverse(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return torch.utils.data.default_collate(samples[::-1])
+
+    options: dict[str, Any] = {"tail": "pad", "id_column": "id", "shuffle": True, "batch_size": batch_size}
+    plain = rf.Loader(rf.from_dataset([{"y": i} for i in range(10)]), **options)
+    loader = rf.Loader(rf.from_dataset([{"y": i} for i in range(10)]), collate_fn=reverse, **options)
+    for batch, expected in zip(loader, plain, strict=True):
+        assert batch["y"].tolist() == batch["id"].tolist() == expected["id"].tolist()[::-1]
+        pairs = Counter(zip(batch["id"].tolist(), batch["valid"].tolist(), strict=True))
+        assert pairs == Counter(zip(expected["id"].tolist(), expected["valid"].tolist(), strict=True))
+
+
 def test_reports_of_ranks_add_up_what_is_not_proven() -> None:
     with pytest.warns(UserWarning, match="not proven"):
         parts = [report(rank, 2, batch_size=12, collate_fn=flattened) for rank in range(2)]

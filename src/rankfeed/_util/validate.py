@@ -52,8 +52,9 @@ def check_int(name: str, value: object, *, at_least: int | None = None, at_most:
     """An integer of any integer type (Python, numpy, a tensor of one element), as an int."""
     number, bounds = _as_int(value), _bounds(at_least, at_most)
     if number is None:
-        is_text = isinstance(value, str) and value.strip().lstrip("+-").isdecimal()
-        remedy = f"pass a number instead of text: {name}={value.strip()}" if is_text else None
+        remedy = None
+        if isinstance(value, str) and value.strip().lstrip("+-").isdecimal():
+            remedy = f"pass a number instead of text: {name}={value.strip()}"
         raise invalid(name, f"an integer{bounds}", value, remedy)
     if number.bit_length() > _MAX_BITS or not _within(number, at_least, at_most):
         raise invalid(name, f"an integer{bounds or f' of at most {_MAX_BITS} bits'}", value)

@@ -45,10 +45,12 @@ from rankfeed.loading.collate import (
     RaggedAs,
     batch_field,
     check_collated,
+    check_order,
     check_rows,
     collate,
     collate_samples,
     collate_steps,
+    valid_rows,
 )
 from rankfeed.loading.row_lookup import RowLookup
 from rankfeed.plan import RngStreams, Schedule, wants_rng
@@ -243,9 +245,10 @@ class BatchBuilder:
             if seeded:
                 streams = RngStreams("batch", self.seed, spec.epoch)
                 seed_global_rngs(streams.word(spec.position))
-            batch, padding = self._collate(rows if self.collate_fn is None else self._with_ids(rows, spec), spec)
-            unproven = "" if self.collate_fn is None else self._check_rows(batch, spec, "collate_fn")
-            self._add_columns(batch, spec)
+            samples = None if self.collate_fn is None else list(_as_samples(rows))
+            batch, padding = self._collate(rows if samples is None else self._with_ids(samples, spec), spec)
+            unproven = "" if samples is None else self._check_rows(batch, spec, "collate_fn")
+            self._add_columns(batch, samples, spec)
             collated = time.perf_counter()
             if self.batch_transform is not None:
                 streams = RngStreams("batch", self.seed, spec.epoch)
@@ -521,9 +524,8 @@ class BatchBuilder:
                 raise  # of the source, whose rows are read here
             raise _user_error("the samples could not be collated", error, spec.where) from error
 
-    def _with_ids(self, rows: Columns | Sequence[Any], spec: BatchSpec) -> Sequence[Any]:
+    def _with_ids(self, samples: Sequence[Any], spec: BatchSpec) -> Sequence[Any]:
         """The samples for a collate_fn; dicts with the id column, so that its batch can prove what it has."""
-        samples = _as_samples(rows)
         if self.id_column is None:
             return samples
         given = []
@@ -540,14 +542,19 @@ class BatchBuilder:
         """The function, if it is not known whether its batch has all samples; empty if it has."""
         return "" if check_rows(batch, spec.ids, self.id_column, function, spec.where) else function
 
-    def _add_columns(self, batch: Any, spec: BatchSpec) -> None:
+    def _add_columns(self, batch: Any, samples: Sequence[Any] | None, spec: BatchSpec) -> None:
+        """Add the ids and the mask, unless a collate_fn has returned the ids of its ``samples``."""
         extra: dict[str, npt.NDArray[Any]] = {}
-        if (name := self.id_column) is not None and (self.collate_fn is None or batch_field(batch, name) is None):
-            extra[name] = spec.ids  # else the collate_fn has returned the column
+        name = self.id_column
+        ids = None if name is None or samples is None else batch_field(batch, name)
+        if name is not None and ids is None:
+            extra[name] = spec.ids
         if spec.valid is not None:
-            extra["valid"] = spec.valid
+            extra["valid"] = spec.valid if ids is None else valid_rows(ids, spec.ids, spec.valid)
         if not extra:
             return
+        if samples is not None and ids is None:
+            check_order(batch, samples, spec.ids, spec.where)
         annotate: Callable[[Any, str, Any], None] | None = dict.__setitem__
         if not isinstance(batch, dict):
             annotate = self.source.annotate if self.collate_fn is None else None

@@ -5,7 +5,8 @@ Also counts the rows of a batch that a function of the user returned.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -26,6 +27,8 @@ BytesAs = Literal["bytes", "view"]
 Batch = dict[str, torch.Tensor | list[Any]]
 #: A tuple of at most this many entries may have one for each field, and not for each row.
 _MAX_FIELDS = 4
+#: Elements of a value by which rows are compared.
+_KEY_ELEMENTS = 16
 #: How to leave samples out so that the counts are right.
 LEAVE_OUT = "leave samples out before the Loader (source.select(ids), or a filter in the stream)"
 #: Bytes of padding, and of the padded columns.
@@ -225,7 +228,7 @@ def check_rows(
     """
     rows, ids = len(sample_ids), None if id_column is None else batch_field(batch, id_column)
     if ids is not None:
-        returned = _integers(ids)
+        returned = integers(ids)
         if returned is None or np.array_equal(np.sort(returned), np.sort(sample_ids)):
             return returned is not None
         missing = sorted(Counter(sample_ids.tolist()) - Counter(returned.tolist()))
@@ -240,6 +243,65 @@ def check_rows(
     return counts == {rows}
 
 
+def check_order(batch: Any, samples: Sequence[Any], sample_ids: npt.NDArray[np.int64], where: str) -> None:
+    """Check that rows which a collate_fn returned without ids follow the samples, as far as can be told.
+
+    A field shows the order if its values differ between the samples and the batch has it under the same name.
+
+    Raises:
+        TransformError: rows are in another order, or are copies of others.
+    """
+    unlike = None
+    for name in samples[0] if isinstance(samples[0], Mapping) else ():
+        column = batch_field(batch, name)
+        if not isinstance(column, torch.Tensor | np.ndarray | list):
+            continue
+        with suppress(KeyError, TypeError, ValueError, RuntimeError):  # not comparable
+            if len(column) != len(samples):
+                continue
+            keys = _row_keys([*(sample[name] for sample in samples), *column])
+            given, returned = keys[: len(samples)], keys[len(samples) :]
+            if len({*given}) == len({*sample_ids.tolist()}):
+                if given == returned:
+                    return
+                if {*given} >= {*returned}:
+                    unlike = name
+    if unlike is not None:
+        raise TransformError(
+            "the batch of the collate_fn is not in the order of its samples, and has no ids",
+            expected="one row for each sample, in the order of the samples; or the ids of the rows",
+            found=f"values of other samples in {unlike!r}",
+            where=_ids_range(sample_ids, where),
+            remedy="set id_column= and return that column of the samples (those that are dicts have it)",
+        )
+
+
+def valid_rows(ids: Any, sample_ids: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The mask of rows that are in the order of returned ids."""
+    returned = integers(ids)
+    if returned is None or len(returned) != len(sample_ids):
+        return valid
+    mask = np.empty_like(valid)
+    mask[returned.argsort(kind="stable")] = valid[sample_ids.argsort(kind="stable")]
+    return mask
+
+
+def _row_keys(values: Sequence[Any]) -> list[Hashable]:
+    """Text, or the elements of each value at some places; a TypeError for anything but numbers and arrays."""
+    if all(isinstance(value, str | bytes) for value in values):
+        return [*values]
+    flat: list[Any] = [value.flatten() if isinstance(value, torch.Tensor) else np.ravel(value) for value in values]
+    size = min(map(len, flat))  # padded rows begin with the values of their sample
+    if not size:
+        raise TypeError("an empty row")
+    places = np.unique(np.linspace(0, size - 1, _KEY_ELEMENTS).astype(int))
+    rows = np.array([array[places].tolist() for array in flat])
+    if rows.dtype.kind not in "biuf":
+        raise TypeError(rows.dtype)
+    with np.errstate(over="ignore"):
+        return [*map(tuple, (rows.astype(np.float32) if rows.dtype.kind == "f" else rows).tolist())]
+
+
 def batch_field(batch: Any, name: str) -> Any:
     """A column of a batch that is a mapping or an object; None if it has none of this name."""
     return batch.get(name) if isinstance(batch, Mapping) else getattr(batch, name, None)
@@ -250,13 +312,17 @@ def _rows_missing(function: str, sample_ids: npt.NDArray[np.int64], found: str, 
         f"the {function} returned a batch that lacks rows, which would be counted as delivered",
         expected=f"{len(sample_ids)} rows, one for each sample",
         found=found,
-        where=f"samples {sample_ids.min()} to {sample_ids.max()}, {where}",
+        where=_ids_range(sample_ids, where),
         remedy=f"return a row for each sample; {LEAVE_OUT}; where rows are packed on purpose, set id_column= and "
         "return that column with the ids of all samples",
     )
 
 
-def _integers(values: Any) -> npt.NDArray[Any] | None:
+def _ids_range(sample_ids: npt.NDArray[np.int64], where: str) -> str:
+    return f"samples {sample_ids.min()} to {sample_ids.max()}, {where}"
+
+
+def integers(values: Any) -> npt.NDArray[Any] | None:
     """All integers of an array, or of a list of them or of arrays; None for anything else."""
     try:
         parts = values if isinstance(values, list | tuple) and any(map(np.ndim, values)) else [values]

@@ -100,8 +100,9 @@ class Loader(DataLoaderCompat):
         batch_transform: called with each batch, or with the batch and a Generator.
         collate_fn: called with a list of samples; returns the batch, instead of the loader's own collation.
             Samples that are dicts have the ``id_column``. A batch of ``collate_fn`` or ``batch_transform`` must
-            have a row for each sample. That is proven by the id column, if the batch has it, or by the first
-            dimension that all its arrays have in common; of other batches the counts are "not proven".
+            have a row for each sample. That is proven by the id column, if the batch has it, or by the number of
+            rows: the first dimension that all its arrays have in common. Of other batches the counts are "not
+            proven". Rows must be in the order of the samples, unless the batch has the id column.
         ragged: "pad" (with ``<name>_lengths``), "nested" (jagged nested tensors) or "list".
         pad_to: under "pad", rows are padded to a multiple of this number: few shapes, for ``torch.compile``.
         bytes_as: "bytes" (a list of byte strings, each of which is a copy) or "view" (a list of uint8 arrays over
@@ -122,7 +123,8 @@ class Loader(DataLoaderCompat):
         on_error: only "raise".
         id_column: name of a column to add, with the sample ids (int64); of a stream, with the position of each
             sample (where each rank has its own: position * world_size + rank). A ``collate_fn`` may return the
-            column itself, in any order.
+            column itself, in any order, and the mask ``valid`` follows it; a ``batch_transform`` that changes the
+            order of rows has to do so in both columns.
         audit: True: count the delivered samples, and compare them with the plan at the end of each epoch. A
             directory: each rank records its steps there in a ledger (a file) for ``rankfeed verify``.
 
