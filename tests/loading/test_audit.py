@@ -456,7 +456,7 @@ def test_values_that_cannot_be_compared_show_no_order() -> None:
             "name": [None for _ in samples],
             "label": [[1] * i for i in range(len(samples))],
             "score": np.array([object() for _ in samples]),
-            "constant": torch.full((len(samples),), 1e300),
+            "constant": torch.full((len(samples),), 1e300, dtype=torch.float64),
             "x": [np.zeros(0)] * len(samples),
         }
 

@@ -259,7 +259,8 @@ def check_order(batch: Any, samples: Sequence[Any], sample_ids: npt.NDArray[np.i
         with suppress(KeyError, TypeError, ValueError, RuntimeError):  # not comparable
             if len(column) != len(samples):
                 continue
-            keys = _row_keys([*(sample[name] for sample in samples), *column])
+            values = column.tolist() if isinstance(column, torch.Tensor) and column.ndim == 1 else column
+            keys = _row_keys([*(sample[name] for sample in samples), *values])
             given, returned = keys[: len(samples)], keys[len(samples) :]
             if len({*given}) == len({*sample_ids.tolist()}):
                 if given == returned:
@@ -290,12 +291,15 @@ def _row_keys(values: Sequence[Any]) -> list[Hashable]:
     """Text, or the elements of each value at some places; a TypeError for anything but numbers and arrays."""
     if all(isinstance(value, str | bytes) for value in values):
         return [*values]
-    flat: list[Any] = [value.flatten() if isinstance(value, torch.Tensor) else np.ravel(value) for value in values]
-    size = min(map(len, flat))  # padded rows begin with the values of their sample
-    if not size:
-        raise TypeError("an empty row")
-    places = np.unique(np.linspace(0, size - 1, _KEY_ELEMENTS).astype(int))
-    rows = np.array([array[places].tolist() for array in flat])
+    if all(isinstance(value, int | float | np.number) for value in values):
+        rows = np.array(values).reshape(-1, 1)
+    else:
+        flat = [value.flatten() if isinstance(value, torch.Tensor) else np.ravel(value) for value in values]
+        size = min(map(len, flat))  # padded rows begin with the values of their sample
+        if not size:
+            raise TypeError("an empty row")
+        places = np.unique(np.linspace(0, size - 1, _KEY_ELEMENTS).astype(int))
+        rows = np.array([array[places].tolist() for array in flat])
     if rows.dtype.kind not in "biuf":
         raise TypeError(rows.dtype)
     with np.errstate(over="ignore"):
