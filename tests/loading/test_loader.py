@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,45 @@ def test_an_exhausted_iterator_stays_exhausted() -> None:
     list(iterator)
     assert next(iterator, None) is None
     assert loader.epoch == 1
+
+
+def fail_at_17(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["y"] == 170:
+        raise KeyError("bad sample")
+    return {"y": sample["y"]}
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_an_iterator_that_raised_does_not_end_as_if_the_epoch_were_complete(engine: dict[str, Any]) -> None:
+    loader = feed(size=40, batch_size=4, transform=fail_at_17, shuffle=False, **engine)
+    batches, seen = iter(loader), Counter[int]()
+    for _ in range(4):
+        seen.update(next(batches)["id"].tolist())
+    assert seen == Counter(range(16))
+    with pytest.raises(errors.TransformError, match="bad sample"):
+        next(batches)
+    for _ in range(2):
+        with pytest.raises(errors.RankfeedError, match=r"(?s)has failed.*the transform raised.*load_state_dict"):
+            next(batches)
+    assert (loader.epoch, loader.state_dict()["position"]) == (0, 16)
+    # The step that failed is the next one of a loader that resumes, and of this one.
+    healed = feed(size=40, batch_size=4, shuffle=False, **engine)
+    healed.load_state_dict(loader.state_dict())
+    seen.update(sample_id for batch in healed for sample_id in batch["id"].tolist())
+    assert seen == Counter(range(40))
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(errors.TransformError, match="bad sample"):
+        next(iter(loader))
+
+
+def test_a_stream_that_raised_does_not_end_as_if_it_were_complete() -> None:
+    loader = Loader(rf.from_iterable(lambda: ({"y": 10 * i} for i in range(40))), 4, transform=fail_at_17)
+    batches = iter(loader)
+    with pytest.raises(errors.RankfeedError, match="bad sample"):
+        list(batches)
+    with pytest.raises(errors.RankfeedError, match="has failed"):
+        next(batches)
+    assert loader.state_dict()["position"] == 16
 
 
 def test_a_loader_pickles_and_copies_with_its_place() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from rankfeed._util.signals import remember_handlers, reraise_interrupt
 from rankfeed._util.validate import check_int
+from rankfeed.errors import RankfeedError, describe_error
 from rankfeed.loading.device import to_device
 from rankfeed.loading.map_feed import MapFeed
 from rankfeed.loading.stats import LoaderStats
@@ -72,6 +73,32 @@ class EpochProgress:
         return self.generation
 
 
+class EpochIterator:
+    """The batches of one iteration. After an error it ends with an error too, not as a complete epoch does."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches, self._failure = batches, ""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._failure:
+            raise RankfeedError(
+                "this iterator of a Loader has failed before, and has no more batches",
+                found=self._failure,
+                remedy="to continue with the step that failed: loader.load_state_dict(loader.state_dict()), then "
+                "iter(loader); to begin the epoch again: iter(loader)",
+            )
+        try:
+            for batch in self._batches:  # unlike a call of next, it lets no signal handler run after the batch
+                return batch
+        except BaseException as error:
+            self._failure = describe_error(error)
+            raise
+        raise StopIteration
+
+
 def iterate_epoch(
     feed: MapFeed | StreamFeed, progress: EpochProgress, stats: LoaderStats, device: torch.device | None
 ) -> Iterator[Any]:
@@ -125,4 +152,4 @@ def iterate_epoch(
             yield batch
             del batch
 
-    return batches(begun)
+    return EpochIterator(batches(begun))
