@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,111 @@ def test_a_renamed_file_makes_a_state_of_other_data(tmp_path: Path) -> None:
         resume(Files(tmp_path), state)
     with pytest.raises(StateError, match="fingerprint"):
         rf.DistributedSampler(Files(tmp_path), topology=rf.Topology()).load_state_dict(sampled)
+
+
+class Ordered(Dataset[Any]):
+    """Selects from another Dataset by an attribute that is not known."""
+
+    def __init__(self, inner: Any, attribute: str, order: Any) -> None:
+        self.dataset, self._attribute = inner, attribute
+        setattr(self, attribute, order)
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[int(getattr(self, self._attribute)[index])]
+
+
+class Contents(Files):
+    """As Files, but what it reads is the file."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": int(Path(self.samples[index][0]).name[:3])}  # type: ignore[attr-defined]
+
+
+class Captions(Contents):
+    """Reads a column that is listed beside the files."""
+
+    def __init__(self, root: Path, texts: Any) -> None:
+        super().__init__(root)
+        self.texts = texts
+
+    def __getitem__(self, index: int) -> Any:
+        return {"text": str(self.texts[index])}
+
+
+class Based(Contents):
+    """Reads another Dataset than the one whose files it lists."""
+
+    def __init__(self, root: Path, first: int) -> None:
+        super().__init__(root)
+        self.base = Shorter(first)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.base[index]
+
+
+class Shorter(Plain):
+    def __len__(self) -> int:
+        return 200
+
+
+ORDER = list(range(200))
+UNNAMED: dict[str, Any] = {
+    "order": lambda root, shift: Ordered(Contents(root), "order", ORDER[shift:] + ORDER[:shift]),
+    "idx": lambda root, shift: Ordered(Contents(root), "idx", np.roll(ORDER, shift)),
+    "tensor": lambda root, shift: Ordered(Contents(root), "chosen", torch.tensor(ORDER).roll(shift)),
+    "dict": lambda root, shift: Ordered(Contents(root), "map", dict(enumerate(np.roll(ORDER, shift).tolist()))),
+    "inside": lambda root, shift: Subset(Ordered(Contents(root), "order", np.roll(ORDER, shift)), ORDER),
+    "captions": lambda root, shift: Captions(root, [f"text {number + shift}" for number in ORDER]),
+    "base": lambda root, shift: Based(root, shift),
+    "concat": lambda root, shift: ConcatDataset([Contents(root), Shorter(shift)]),
+    "sources": lambda root, shift: rf.concat(
+        [rf.from_dataset(Captions(root, ORDER)), rf.from_dataset([{"text": str(shift)}] * 40)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNNAMED)
+def test_names_do_not_replace_the_content_of_a_dataset_that_chooses_among_them(name: str, tmp_path: Path) -> None:
+    make, root = UNNAMED[name], write_files(tmp_path)
+    options: dict[str, Any] = {}
+    if name == "concat":  # of samples with other fields
+        options["transform"] = row_of
+    state = state_after_two_steps(make(root, 0), **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert resume(make(root, 0), state, **options) > 40
+    with pytest.raises(StateError, match="samples have another content"):
+        resume(make(root, 7), state, **options)
+
+
+def row_of(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": sample["x"]}
+
+
+def test_a_state_of_names_alone_that_do_not_tell_the_content_is_a_warning(tmp_path: Path) -> None:
+    dataset = Ordered(Contents(write_files(tmp_path)), "order", ORDER)
+    state = state_after_two_steps(dataset)
+    names, _, content = state["source"].partition("-")
+    assert content
+    with pytest.warns(UserWarning, match="cannot be compared"):
+        assert resume(dataset, state | {"source": names}) == 48
+
+
+def test_content_is_not_read_where_names_tell_it(tmp_path: Path) -> None:
+    """Attributes that do not choose samples change nothing: sizes, classes, statistics."""
+    folder = Files(write_files(tmp_path))
+    folder.classes, folder.class_to_idx = ["0", "1", "2"], {"0": 0, "1": 1, "2": 2}  # type: ignore[attr-defined]
+    folder.mean, folder.size = [0.485, 0.456, 0.406], (224, 224)  # type: ignore[attr-defined]
+    folder.targets = [label for _, label in folder.samples]  # type: ignore[attr-defined]
+    for dataset in (folder, Subset(folder, ORDER), ConcatDataset([folder, Subset(folder, ORDER[::2])])):
+        state = state_after_two_steps(dataset)
+        assert "-" not in state["source"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            resume(dataset, state)
 
 
 @pytest.mark.parametrize(

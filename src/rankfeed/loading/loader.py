@@ -70,8 +70,8 @@ class Loader(DataLoaderCompat):
 
     Iterating yields this rank's batches of one epoch, each a dict of tensors (see ``ragged``). After the last
     batch of an epoch the loader moves on to the next epoch; after a break, iterating begins the same epoch again.
-    An iterator that raised an error raises at each further ``next`` too: no step is skipped. ``state_dict`` has the
-    position before the step that failed.
+    An iterator that raised an error raises at each further ``next`` too: no step is skipped. ``state_dict`` then
+    returns the position before the step that failed.
 
     The loader of a stream has no length and no plan, and does not take ``shuffle``, ``window``, ``lanes``,
     ``plan``, ``columns`` and ``audit``. Its ranks take the same number of steps too: if ``torch.distributed`` is

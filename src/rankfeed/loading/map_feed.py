@@ -68,18 +68,12 @@ class MapFeed:
     @cached_property
     def _content(self) -> str:
         """Digest of the samples that fields are inferred from, if that is the only identity; "" if unknown."""
-        if self._has_identity or not self._builder.infers_fields:
+        if self.source.tells_content or not self._builder.infers_fields:
             return ""
         from rankfeed.sources.dataset_identity import digest_of_content
 
         source = self.source
         return digest_of_content(lambda: source.samples(probe_ids(len(source))))
-
-    @property
-    def _has_identity(self) -> bool:
-        """Whether the fingerprint of the source depends on its data, apart from their number."""
-        source = self.source
-        return source.identified or source.fingerprint != source.earlier_fingerprint
 
     def schedule(self, begun: Cursor) -> Schedule:
         options = self._options
@@ -103,7 +97,7 @@ class MapFeed:
         parsed = decode_as(LoaderState, state)
         plan = restore_plan(self.plan, self.source.blocks, parsed.plan, self._open_properties)
         cursor = resume_cursor(parsed, plan.describe(), comparable_fingerprint(parsed, self.source))
-        self._loaded_content = "" if self._has_identity else parsed.source.partition("-")[2]
+        self._loaded_content = "" if self.source.tells_content else parsed.source.partition("-")[2]
         self._has_begun = False
         self.plan = plan
         return cursor

@@ -32,7 +32,7 @@ from rankfeed.loading.state import (
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.schedule import ScheduleTail
 from rankfeed.sources import Source
-from rankfeed.sources.dataset_identity import digest_of_names
+from rankfeed.sources.dataset_identity import DatasetNames
 from rankfeed.topology import Topology
 
 _Item = TypeVar("_Item")
@@ -268,7 +268,7 @@ def _size_of(samples: int | Source | Dataset[Any]) -> tuple[int, str]:
         raise invalid("num_samples_or_source", "a number of samples, a source or a Dataset", samples)
     if hasattr(samples, "__len__"):
         try:
-            return len(samples), digest_of_names(samples) or ""
+            return len(samples), DatasetNames(samples).digest or ""
         except Exception as error:
             raise ArgumentError("the Dataset has no length", found=describe_error(error)) from error
     return check_int("num_samples_or_source", samples, at_least=0), ""

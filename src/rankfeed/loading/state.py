@@ -91,7 +91,8 @@ def comparable_fingerprint(state: LoaderState, source: Source) -> str:
     data, _, content = state.source.partition("-")
     if source.identified or data not in (source.fingerprint, source.earlier_fingerprint):
         return source.fingerprint
-    if data == source.earlier_fingerprint and not content and (state.epoch or state.position):
+    is_known = content or (source.tells_content and data == source.fingerprint)
+    if not is_known and (state.epoch or state.position):
         warn_not_comparable(source)
     return state.source
 

@@ -125,6 +125,11 @@ class Source:
         return True
 
     @property
+    def tells_content(self) -> bool:
+        """Whether the fingerprint is enough to recognise the samples when a job resumes."""
+        return self.identified
+
+    @property
     def earlier_fingerprint(self) -> str:
         """The fingerprint that states of earlier versions have for the same data."""
         return self.fingerprint
@@ -309,6 +314,11 @@ class SourceView(Source):
     @property
     def identified(self) -> bool:
         return all(source.identified for source in self.sources)
+
+    @property
+    def tells_content(self) -> bool:
+        """Whether all fingerprints do."""
+        return all(source.tells_content for source in self.sources)
 
     @property
     def as_dicts(self) -> bool:  # type: ignore[override]

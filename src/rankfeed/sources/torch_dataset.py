@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ from rankfeed.columns.layout import (
 from rankfeed.errors import ArgumentError, SourceError, describe_error
 from rankfeed.sources.source import Declared, Int64, Source, check_columns, check_ids, empty_column, probe_ids
 from rankfeed.storage.checksum import digest_of
+
+if TYPE_CHECKING:
+    from rankfeed.sources.dataset_identity import DatasetNames
 
 
 class TorchDatasetSource(Source):
@@ -97,15 +100,22 @@ class TorchDatasetSource(Source):
         """Whether the Dataset has a fingerprint of its own."""
         return self._own_fingerprint is not None
 
-    @cached_property
-    def _names_digest(self) -> str | None:
-        from rankfeed.sources.dataset_identity import digest_of_names
+    @property
+    def tells_content(self) -> bool:
+        """Whether the Dataset has a fingerprint of its own, or names tell which samples it has."""
+        return self.identified or self._names.are_complete
 
-        return digest_of_names(self.dataset)
+    @cached_property
+    def _names(self) -> "DatasetNames":
+        from rankfeed.sources.dataset_identity import DatasetNames
+
+        return DatasetNames(self.dataset)
 
     @property
     def _own_fingerprint(self) -> str | None:
-        for name in ("fingerprint", "_fingerprint"):
+        from rankfeed.sources.dataset_identity import OWN
+
+        for name in OWN:
             value = getattr(self.dataset, name, None)
             if isinstance(value, str) and value:
                 return value
@@ -115,9 +125,9 @@ class TorchDatasetSource(Source):
     def fingerprint(self) -> str:
         """Digest of the Dataset's type, length, and its own ``fingerprint`` or ``_fingerprint`` if it has one.
 
-        Of a Dataset without one, also of the files that it lists: see `digest_of_names`.
+        Of a Dataset without one, also of the files that it lists: see `DatasetNames`.
         """
-        names = None if self.identified else self._names_digest
+        names = None if self.identified else self._names.digest
         return (
             self.earlier_fingerprint
             if names is None
