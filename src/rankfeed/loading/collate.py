@@ -228,7 +228,7 @@ def check_rows(
     """
     rows, ids = len(sample_ids), None if id_column is None else batch_field(batch, id_column)
     if ids is not None:
-        returned = integers(ids)
+        returned = _integers(ids)
         if returned is None or np.array_equal(np.sort(returned), np.sort(sample_ids)):
             return returned is not None
         missing = sorted(Counter(sample_ids.tolist()) - Counter(returned.tolist()))
@@ -279,7 +279,7 @@ def check_order(batch: Any, samples: Sequence[Any], sample_ids: npt.NDArray[np.i
 
 def valid_rows(ids: Any, sample_ids: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """The mask of rows that are in the order of returned ids."""
-    returned = integers(ids)
+    returned = _integers(ids)
     if returned is None or len(returned) != len(sample_ids):
         return valid
     mask = np.empty_like(valid)
@@ -326,7 +326,7 @@ def _ids_range(sample_ids: npt.NDArray[np.int64], where: str) -> str:
     return f"samples {sample_ids.min()} to {sample_ids.max()}, {where}"
 
 
-def integers(values: Any) -> npt.NDArray[Any] | None:
+def _integers(values: Any) -> npt.NDArray[Any] | None:
     """All integers of an array, or of a list of them or of arrays; None for anything else."""
     try:
         parts = values if isinstance(values, list | tuple) and any(map(np.ndim, values)) else [values]
