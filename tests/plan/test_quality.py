@@ -45,6 +45,9 @@ def test_a_rank_draws_as_from_eight_blocks(blocks: int, world_size: int, batch_s
         # The pieces of a batch are of different parts of the data.
         assert distinct(rows * blocks // SAMPLES) >= 0.9 * blocks * (1 - (1 - 1 / blocks) ** expected)
         assert relative_classes(rows) >= 0.6
+        # Of data that are sorted in each block, too, as from so many random places.
+        in_blocks = relative_classes(rows % (SAMPLES // blocks) * blocks)
+        assert in_blocks >= 0.9 * (1 - 0.9**expected) / (1 - 0.9**batch_size)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8, 16])
@@ -93,6 +96,26 @@ def test_global_batches_draw_from_all_lanes(world_size: int) -> None:
         ids = plan.sample_ids(0, np.arange(step * size, (step + 1) * size))
         # Windows that begin inside a block, and lanes that do: one less at most of every eight.
         assert len(np.unique(ids * 1024 // SAMPLES)) >= 0.85 * min(size, 64)
+
+
+@pytest.mark.parametrize("blocks", [16, 32, 64, 65, 96, 128, 200, 1000])
+@pytest.mark.parametrize("world_size", [1, 4, 16])
+def test_lanes_are_at_different_depths_of_their_blocks(blocks: int, world_size: int) -> None:
+    samples = 1600
+    plan = Plan([samples] * blocks, shuffle="window", window=100, lanes=64)
+    for size, least in ((16, 0.6), (16 * world_size, 0.9)):
+        starts = np.linspace(0, plan.num_samples - size, 50, dtype=np.int64)
+        rows = plan.step_ids(0, starts, size, 0, size)
+        depths = rows % samples * 10 // samples
+        assert distinct(depths) / (10 * (1 - 0.9**size)) >= least
+    by_epoch = [plan.sample_ids(epoch, np.arange(plan.num_samples)).argsort() for epoch in (0, 1)]
+    assert abs(np.corrcoef(by_epoch)[0, 1]) < 0.2
+
+
+def test_a_warning_measure_covers_data_that_are_sorted_in_each_block() -> None:
+    windows = Plan([1600] * 64, shuffle="window", window=100, lanes=64)
+    assert measure_quality(windows.with_order(1), batch_size=16, world_size=16).global_classes < 0.3
+    assert measure_quality(windows, batch_size=16, world_size=16).global_classes >= 0.9
 
 
 def test_one_giant_block_beside_small_ones_is_mixed_as_pieces() -> None:

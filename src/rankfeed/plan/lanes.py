@@ -12,6 +12,7 @@ der Corput sequence.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,22 +104,13 @@ class ScrambledLanes:
     def unit_order(self, units: int, epoch: int) -> Int64:
         """The units in the order in which the lanes read them, one lane after the other: a permutation, int64.
 
-        What is close in storage is often alike. So the units are divided into eight strata of neighbours, and the
-        lanes of a group, or units that follow each other in a lane, are of different ones; inside a stratum the
-        order is free. Batches of data sorted by label get a third more classes than with a free order of all.
+        What is close in storage is often alike. So the units are divided into eight strata of neighbours, and
+        units that are read together are of different ones; inside a stratum the order is free. Batches of data
+        sorted by label get a third more classes than with a free order of all.
         """
-        lanes_apart = min(_STRATA, 1 << (self.count // self.groups).bit_length() - 1)
-        units_apart = _STRATA // lanes_apart
         stratum = np.empty(units, np.uint8)
-        for begin in range(0, units, _PASS_ELEMENTS):  # without large temporary arrays
-            place = np.arange(begin, min(units, begin + _PASS_ELEMENTS))
-            lane = place * self.count // units
-            group = lane * self.groups // self.count
-            of_lane = (lane + group * self.count // -self.groups) % lanes_apart
-            turn, of_unit = np.divmod(place - -(-lane * units // self.count), units_apart)
-            major = _scrambled(group, of_lane, lanes_apart, Key.of("strata", self.seed, epoch))
-            minor = _scrambled(lane * units + turn, of_unit, units_apart, Key.of("units", self.seed, epoch))
-            stratum[place] = major * units_apart + minor
+        for places in _passes(units):
+            stratum[places] = self._stratum(places, units, epoch, "units")
         order = np.empty(units, np.int64)
         first = 0
         for index in range(_STRATA):
@@ -127,6 +119,39 @@ class ScrambledLanes:
             order[places] = first + permutation(np.arange(len(places)), len(places), key)
             first += len(places)
         return order
+
+    def first_rows(self, sizes: Int64, epoch: int) -> Int64:
+        """The row at which the reading of each unit begins, of units in the order in which lanes read them: int64.
+
+        A unit is read from this row to its end, and then from its start. Otherwise lanes that read units of one
+        size would be at the same depth of all, and batches of data that are sorted inside each block would be of
+        one kind. Lanes of a group are an eighth of a unit apart, also if their units begin at different times.
+        """
+        rows, ends = np.empty_like(sizes), sizes.cumsum()
+        short, longer = divmod(self.num_samples, self.count)
+        key = Key.of("rows", self.seed, epoch)
+        for places in _passes(len(sizes)):
+            lanes = places * self.count // len(sizes)
+            eighth, rest = np.divmod(sizes[places], _STRATA)
+            groups = (lanes * self.groups // self.count).view(np.uint64)
+            shift = mix(groups + np.array(key.rounds[0], np.uint64)) % np.maximum(1, eighth).view(np.uint64)
+            stratum = self._stratum(places, len(sizes), epoch, "rows")
+            begin_in_lane = ends[places] - sizes[places] - lanes * short - np.minimum(lanes, longer)
+            first = begin_in_lane + stratum * eighth + stratum * rest // _STRATA + shift.view(np.int64)
+            rows[places] = first % np.maximum(1, sizes[places])
+        return rows
+
+    def _stratum(self, places: Int64, units: int, epoch: int, purpose: str) -> Int64:
+        """One of eight numbers for units: different in the lanes of a group, or in the turns of a lane."""
+        lanes_apart = min(_STRATA, 1 << (self.count // self.groups).bit_length() - 1)
+        units_apart = _STRATA // lanes_apart
+        lane = places * self.count // units
+        group = lane * self.groups // self.count
+        of_lane = (lane + group * self.count // -self.groups) % lanes_apart
+        turn, of_unit = np.divmod(places - -(-lane * units // self.count), units_apart)
+        major = _scrambled(group, of_lane, lanes_apart, Key.of("strata", self.seed, epoch, purpose))
+        minor = _scrambled(lane * units + turn, of_unit, units_apart, Key.of("turns", self.seed, epoch, purpose))
+        return major * units_apart + minor
 
     def positions(self, epoch: int, lanes: Int64, places: Int64) -> Int64:
         """The positions that are at places of lanes: the inverse of `visit`, which computes complete rounds."""
@@ -180,6 +205,11 @@ class ScrambledLanes:
             is_early = beyond < 0
             lane[is_early], place[is_early] = lanes[at[is_early]], places[at[is_early]]
         return lane, place
+
+
+def _passes(units: int) -> Iterator[Int64]:
+    """The places of units, of some at a time: without large temporary arrays."""
+    return (np.arange(first, min(units, first + _PASS_ELEMENTS)) for first in range(0, units, _PASS_ELEMENTS))
 
 
 def _scrambled(rounds: Int64, index: Int64, lanes: int, key: Key) -> Int64:

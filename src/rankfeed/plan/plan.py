@@ -143,6 +143,11 @@ class Plan:
         """Number of blocks that have samples."""
         return int(np.count_nonzero(np.diff(self._starts)))
 
+    @property
+    def block_starts(self) -> Int64:
+        """The first sample id of each block, and the number of samples: int64 [blocks + 1]."""
+        return self._starts
+
     def block_of(self, sample_ids: Int64) -> Int64:
         """The block of each sample."""
         return self._starts.searchsorted(sample_ids, side="right") - 1
@@ -272,19 +277,23 @@ class Plan:
         return starts
 
     def _unit_sequence(self, epoch: int) -> tuple[Int64, Int64]:
-        """The permuted sequence of units: the end of each, and the difference of sample id and offset in it."""
+        """The pieces that are read in one go, in their order: the end of each, and sample id minus offset in it."""
         cached = self._sequence
         if cached is not None and cached[0] == epoch:
             return cached[1], cached[2]
         self._sequence = cached = None  # freed first: two of them would double the peak
-        count = len(self._unit_starts) - 1
+        starts, sizes = self._unit_starts[:-1], np.diff(self._unit_starts)
         if isinstance(self._lanes, ScrambledLanes):
-            order = self._lanes.unit_order(count, epoch)
+            order = self._lanes.unit_order(len(sizes), epoch)
+            starts, sizes = starts[order], sizes[order]
+            first = self._lanes.first_rows(sizes, epoch)
+            # Each unit is two pieces: from its first row to the end, and what is before.
+            starts = np.stack([starts + first, starts], axis=1).ravel()
+            sizes = np.stack([sizes - first, first], axis=1).ravel()
         else:
-            order = permutation(np.arange(count), count, Key.of("blocks", self.seed, epoch))
-        ends = np.diff(self._unit_starts)[order]
-        np.cumsum(ends, out=ends)
-        shifts = self._unit_starts[order]
+            order = permutation(np.arange(len(sizes)), len(sizes), Key.of("blocks", self.seed, epoch))
+            starts, sizes = starts[order], sizes[order]
+        ends, shifts = np.cumsum(sizes, out=sizes), starts
         shifts[1:] -= ends[:-1]
         self._sequence = (epoch, ends, shifts)
         return ends, shifts

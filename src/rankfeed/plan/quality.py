@@ -24,11 +24,11 @@ _COUNTED_STEPS, _COUNTED_ROWS = 2**11, 2**19
 
 @dataclass(frozen=True)
 class ShuffleQuality:
-    """How well batches are mixed: on data that are sorted by label and have ten classes of equal size.
+    """How well batches are mixed: on data with ten classes of equal size, sorted as a whole or in each block.
 
     Attributes:
-        classes: classes in a rank's batch, relative to a global shuffle.
-        global_classes: classes in a global batch, relative to a global shuffle.
+        classes: classes in a rank's batch, relative to a global shuffle, of the data that are mixed less well.
+        global_classes: classes in a global batch, likewise.
         blocks: blocks that the rows of a rank's batch are from, on average.
     """
 
@@ -43,8 +43,8 @@ class ShuffleQuality:
 
     def __str__(self) -> str:
         return (
-            f"on data sorted by label they have {self.classes:.0%} of the classes that a global shuffle gives, "
-            f"from {self.blocks:.1f} blocks on average"
+            f"on data sorted by label, as a whole or in each block, they have {self.classes:.0%} of the classes "
+            f"that a global shuffle gives, from {self.blocks:.1f} blocks on average"
         )
 
 
@@ -90,7 +90,7 @@ def measure_quality(plan: Plan, *, batch_size: int, world_size: int, epoch: int 
         >>> quality.is_mixed, round(quality.blocks)
         (True, 15)
     """
-    total, batches = plan.num_samples, max(12, min(_BATCHES, _ROWS // batch_size))
+    batches = max(12, min(_BATCHES, _ROWS // batch_size))
     ranks, draw = sorted({0, world_size // 2, world_size - 1}), np.random.default_rng(0)
     rank_batches: list[Int64] = []
     global_batches: list[Int64] = []
@@ -106,22 +106,40 @@ def measure_quality(plan: Plan, *, batch_size: int, world_size: int, epoch: int 
                 global_batches.append(plan.sample_ids(epoch, low + drawn))
         epoch += 1
     return ShuffleQuality(
-        classes=_relative_classes(rank_batches, total),
-        global_classes=_relative_classes(global_batches, total),
+        classes=_relative_classes(rank_batches, plan),
+        global_classes=_relative_classes(global_batches, plan),
         blocks=float(np.mean([len(np.unique(plan.block_of(ids))) for ids in rank_batches])),
     )
 
 
-def _relative_classes(batches: list[Int64], total: int) -> float:
+def _relative_classes(batches: list[Int64], plan: Plan) -> float:
     """Classes in batches, relative to batches drawn from all samples without replacement."""
-    edges = np.linspace(0, total, _CLASSES + 1, dtype=np.int64)
-    classes = sum(len(np.unique(edges.searchsorted(ids, side="right"))) for ids in batches)
-    expected = 0.0
+    total, starts = plan.num_samples, plan.block_starts
+    sizes, parts = np.diff(starts), np.arange(_CLASSES + 1)
+    edges = total * parts // _CLASSES
+    of_classes = [(sizes * (part + 1) // _CLASSES - sizes * part // _CLASSES).sum() for part in parts[:-1]]
+
+    def class_in_block(ids: Int64) -> Int64:
+        block = plan.block_of(ids)
+        labels: Int64 = ((ids - starts[block] + 1) * _CLASSES - 1) // sizes[block]
+        return labels
+
+    sorted_as_a_whole = [edges.searchsorted(ids, side="right") for ids in batches]
+    sorted_in_blocks = [class_in_block(ids) for ids in batches]
+    return min(
+        sum(len(np.unique(labels)) for labels in by_batch) / _expected_classes(batches, counts)
+        for by_batch, counts in ((sorted_as_a_whole, np.diff(edges)), (sorted_in_blocks, np.array(of_classes)))
+    )
+
+
+def _expected_classes(batches: list[Int64], sizes: Int64) -> float:
+    """Classes that batches of a global shuffle have, of classes of these sizes."""
+    total, expected = int(sizes.sum()), 0.0
     for rows, count in Counter(map(len, batches)).items():
         draws = np.arange(rows)
-        for size in np.diff(edges).tolist():
+        for size in sizes.tolist():
             expected += count * (1 - np.prod(np.maximum(0, total - size - draws) / (total - draws)))
-    return float(classes / expected)
+    return float(expected)
 
 
 def measure_reading(
