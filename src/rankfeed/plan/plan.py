@@ -277,7 +277,7 @@ class Plan:
         return starts
 
     def _unit_sequence(self, epoch: int) -> tuple[Int64, Int64]:
-        """The pieces that are read in one go, in their order: the end of each, and sample id minus offset in it."""
+        """The pieces that are read in one go, in order: the end of each, and sample id minus offset in it."""
         cached = self._sequence
         if cached is not None and cached[0] == epoch:
             return cached[1], cached[2]
