@@ -283,6 +283,52 @@ def test_what_is_read_after_an_interrupt_is_what_was_asked_for(
         assert ids(7) == [7, 8]
 
 
+HANDLER = """
+import signal, sys
+import rankfeed as rf
+from rankfeed.sources.lance import process
+
+path, way = sys.argv[1:]
+column = "image" if way == "blobs" else "id"
+source = rf.open(path)
+expected = source.fetch(range(len(source)), [column])[column].rows()
+if way == "isolated":
+    process.forked_from_lance = lambda: True
+
+
+def handler(*_):
+    read.append(source.fetch([3], [column])[column].rows() == [expected[3]])
+
+
+def trace(frame, event, argument):
+    code = frame.f_code
+    if code.co_name == name and code.co_filename.endswith(("lance/process.py", "lance/table.py", "connection.py")):
+        sys.settrace(None)
+        signal.raise_signal(signal.SIGUSR1)
+
+
+signal.signal(signal.SIGUSR1, handler)
+for name in ("_opened", "__init__", "call", "send" if way == "isolated" else "describe"):
+    read = []
+    source._handle = process.TableHandle(source._info)
+    source._cache = type(source._cache)(0)
+    sys.settrace(trace)
+    rows = source.fetch(range(len(source)), [column])[column].rows()
+    sys.settrace(None)
+    assert rows == expected and read == [True], (name, read)
+"""
+
+
+@pytest.mark.parametrize("way", ["direct", "isolated", "blobs"])
+def test_a_signal_handler_reads_while_its_thread_opens_or_reads_the_table(way: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.lance"
+    field = pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    table = pa.table([range(30), pa.array(blobs(30))], schema=pa.schema([pa.field("id", pa.int64()), field]))
+    lance.write_dataset(table, path)
+    command = [sys.executable, "-c", HANDLER, str(path), way]
+    subprocess.run(command, check=True, timeout=120)
+
+
 def test_threads_of_a_child_never_get_the_parents_table(
     source: LanceSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

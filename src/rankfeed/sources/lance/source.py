@@ -1,9 +1,10 @@
 """Lance tables: fragments are blocks, read in ranges of some MiB."""
 
+import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -106,11 +107,16 @@ class LanceSource(ChunkedSource):
         """Number of the version that is read."""
         return self._info.version
 
-    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
+    def _independent(self) -> Self:
+        source = super()._independent()
+        source._handle = copy.copy(self._handle)  # with locks and a table of its own
+        return source
+
+    def _fetch_chunks(self, ids: Int64, names: tuple[str, ...]) -> dict[str, Column]:
         plain = self._without_blobs(names)
         if len(plain) == len(names):
-            return super()._fetch(ids, names)
-        found = super()._fetch(ids, plain) if plain else {}
+            return super()._fetch_chunks(ids, names)
+        found = super()._fetch_chunks(ids, plain) if plain else {}
         unique, places = np.unique(ids, return_inverse=True)
         for parent in {self._parents[name] for name in names} & self._blobs:
             fields = {name: self._fields[name] for name in names if self._parents[name] == parent}
@@ -118,12 +124,12 @@ class LanceSource(ChunkedSource):
                 found[name] = column_from_parts(fields[name], [stored.part(places.reshape(-1))])
         return {name: found[name] for name in names}
 
-    def _expect(self, ids: Int64, names: Sequence[str]) -> None:
+    def _expect_chunks(self, ids: Int64, names: tuple[str, ...]) -> None:
         if plain := self._without_blobs(names):
-            super()._expect(ids, plain)
+            super()._expect_chunks(ids, plain)
 
-    def _without_blobs(self, names: Iterable[str]) -> list[str]:
-        return [name for name in names if self._parents[name] not in self._blobs]
+    def _without_blobs(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if self._parents[name] not in self._blobs)
 
     def _read_blobs(self, column: str, fields: Mapping[str, Field], ids: Int64) -> dict[str, ColumnBuffer]:
         import pyarrow as pa
