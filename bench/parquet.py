@@ -22,6 +22,7 @@ batch, and the peak of anonymous memory above that after imports, each run in a 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -277,6 +278,8 @@ def anonymous_bytes() -> int:
 
 def contend(label: str, path: str) -> dict[str, float]:
     """Seconds and peak memory of one contestant, in this process."""
+    for module in ("loading", "sources.parquet.source"):  # which rankfeed imports at the first use
+        importlib.import_module(f"rankfeed.{module}")
     before, done = anonymous_bytes(), threading.Event()
     peak = before
 

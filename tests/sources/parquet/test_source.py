@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -1167,6 +1168,25 @@ def test_a_row_group_of_large_rows_is_decoded_once_for_any_order(
         assert Counter(seen) == Counter(range(LARGE_ROWS))
     # One more batch of some columns is read first, to see how large their values are.
     assert decodes[0,] <= 2 * (1 if kind in ("bytes", "text") else 2)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "lists", "fixed"])
+def test_large_rows_of_a_row_group_are_decoded_once_in_order(
+    kind: str, tmp_path: Path, decodes: Counter[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = parquet_rows.ParquetReader._next
+
+    def slow(*args: Any) -> Any:  # so that the next part is requested while this one is decoded
+        time.sleep(0.02)
+        return read(*args)
+
+    monkeypatch.setattr(parquet_rows.ParquetReader, "_next", slow)
+    path = write(large_rows(kind), tmp_path / "t.parquet", use_dictionary=False)
+    source = rf.open(path, cache_bytes=64 << 20)
+    for batch in rf.Loader(source, 8, ragged="list", topology=rf.Topology()):
+        assert len(batch["id"]) == 8
+    # The first row of lists that differ in length is read before, to see how large they are.
+    assert decodes[0,] == (2 if kind == "lists" else 1)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "lists"])

@@ -15,6 +15,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -93,7 +94,7 @@ class ParquetReader:
         self._data_files = files
         self._lock = threading.Lock()
         self._files: HandleCache[tuple[Any, Any]] = HandleCache(OPEN_FILES)
-        #: One thread at a time reads on in a row group; some row groups share a lock, all with large pages do.
+        #: One thread at a time reads on in a row group (some share a lock), and in all those with large pages.
         self._group_locks = [threading.Lock() for _ in range(_LOCKS)]
         self._large_lock = threading.Lock()
         #: By row group and next row, least recently used first.
@@ -110,17 +111,25 @@ class ParquetReader:
         with self._lock:
             return sum(cursor.nbytes for cursor in self._open_cursors)
 
-    def lock(self, part: RowGroupPart, names: tuple[str, ...]) -> threading.Lock:
-        """The lock to hold while a part is read."""
+    @contextmanager
+    def lock(self, part: RowGroupPart, names: tuple[str, ...]) -> Iterator[None]:
+        """Held while a part is read."""
         key = (part.file, part.group, names)
-        if part.rows < sum(part.totals):
-            nbytes = self._cursor_bytes.get(key)
-            if nbytes is None:
-                group = self._file(part.file)[1].row_group(part.group)
-                nbytes = group.total_byte_size * min(_PAGE_VALUES, group.num_rows) // max(1, group.num_rows)
-            if nbytes > self._most_cursor_bytes // _LARGE_SHARE:
-                return self._large_lock
-        return self._group_locks[hash(key) % _LOCKS]
+        with (
+            self._group_locks[hash(key) % _LOCKS],
+            self._large_lock if self._is_large(part, key) else nullcontext(),
+        ):
+            yield
+
+    def _is_large(self, part: RowGroupPart, key: _GroupKey) -> bool:
+        """Whether a cursor in a row group is large; as if values varied in size, until one was opened."""
+        if part.rows == sum(part.totals):
+            return False
+        nbytes = self._cursor_bytes.get(key)
+        if nbytes is None:
+            group = self._file(part.file)[1].row_group(part.group)
+            nbytes = group.total_byte_size * min(_PAGE_VALUES, group.num_rows) // max(1, group.num_rows)
+        return nbytes > self._most_cursor_bytes // _LARGE_SHARE
 
     def continues_at(self, part: RowGroupPart, names: tuple[str, ...]) -> bool:
         """Whether a part can be decoded without decoding others before it."""
