@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pyarrow import feather
 
 import rankfeed as rf
 from rankfeed.columns.columns import Column, Columns, Dense, Objects, Ragged, column_from_parts
@@ -374,3 +377,150 @@ def test_columns_of_different_kinds_do_not_become_one() -> None:
                 (Ragged.of([np.zeros(1)]), np.array([1])),
             ],
         )
+
+
+class Pictures:
+    """A Dataset with the attributes of torchvision's ImageFolder."""
+
+    def __init__(self, classes: list[str], target_transform: Any = None) -> None:
+        self.classes, self.target_transform = classes, target_transform
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": index, "label": index} if "dict" in self.classes else (index, index)
+
+
+def class_folder(folder: Path, classes: list[str]) -> Path:
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        np.save(folder / name / "0.npy", np.zeros(2, np.float32))
+    return folder
+
+
+def test_sources_with_other_classes_are_refused(tmp_path: Path) -> None:
+    one, two = class_folder(tmp_path / "A", ["cat", "dog"]), class_folder(tmp_path / "B", ["bird", "cat"])
+    first, second = (rf.open(folder, labels="folder") for folder in (one, two))
+    part = second.select([0])
+    for other in (second, part, rf.write(second, tmp_path / "written", workers=0, progress=False)):
+        with pytest.raises(SourceError) as caught:
+            rf.concat({"a": first, "b": other})
+        for word in ("column 'label'", "['cat', 'dog']", "['bird', 'cat']", "source 'a'", "source 'b'", "labels="):
+            assert word in str(caught.value)
+    assert len(rf.concat([first, second], columns=["array"])) == 4
+    same = [rf.open(folder, labels=["bird", "cat", "dog"]) for folder in (one, two)]
+    assert Counter(rf.concat(same).fetch(range(4))["label"].gather().tolist()) == Counter([1, 2, 0, 1])
+
+
+def test_hugging_face_datasets_with_other_classes_are_refused(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def labelled(names: list[str]) -> Any:
+        features = {"label": datasets.ClassLabel(names=names), "all": [datasets.ClassLabel(names=names)]}
+        return datasets.Dataset.from_dict({"label": [0], "all": [[0, 1]]}, features=datasets.Features(features))
+
+    one, two = labelled(["cat", "dog"]), labelled(["bird", "cat"])
+    two.save_to_disk(tmp_path / "saved")
+    two.to_parquet(tmp_path / "two.parquet")
+    first = rf.from_dataset(one)
+    for other in (rf.from_dataset(two), rf.open(tmp_path / "saved"), rf.open(tmp_path / "two.parquet")):
+        for column in ("label", "all"):
+            with pytest.raises(SourceError, match=r"(?s)'cat', 'dog'.*'bird', 'cat'.*map with new features"):
+                rf.concat([first, other], columns=[column])
+    assert len(rf.concat([first, rf.from_dataset(labelled(["cat", "dog"]))])) == 2
+    names = datasets.Features({"label": datasets.ClassLabel(names=["cat", "dog", "bird"])})
+    aligned = [each.select_columns("label") for each in (one, two)]
+    classes = [each.features["label"].names for each in aligned]
+    aligned = [
+        each.map(lambda row, own=own: {"label": names["label"].str2int(own[row["label"]])}, features=names)
+        for each, own in zip(aligned, classes, strict=True)
+    ]
+    both = rf.concat([rf.from_dataset(each) for each in aligned])
+    assert both.fetch([0, 1])["label"].gather().tolist() == [0, 2]
+
+
+def test_long_lists_of_classes_are_shown_from_their_first_difference() -> None:
+    names = [f"class {number:04}" for number in range(1000)]
+    both = rf.concat([rf.from_dataset(Pictures(names)), rf.from_dataset(Pictures([*names[:-1], "another"]))])
+    with pytest.raises(SourceError, match="class 0999") as caught:
+        _ = both.fields
+    assert "'another'" in str(caught.value)
+    assert len(str(caught.value)) < 2500
+
+
+def test_torch_datasets_with_other_classes_are_refused() -> None:
+    one, two = Pictures(["cat", "dog"]), Pictures(["bird", "cat"])
+    subset = torch.utils.data.Subset(two, [1])  # type: ignore[arg-type]
+    for other in (two, subset):
+        both = rf.concat([rf.from_dataset(one), rf.from_dataset(other)])
+        with pytest.raises(SourceError, match=r"(?s)'cat', 'dog'.*'bird', 'cat'.*target_transform"):
+            next(iter(rf.Loader(both)))
+    for other in (Pictures(["cat", "dog"]), Pictures(["bird", "cat"], lambda label: label), [(0, 1)]):
+        assert rf.concat([rf.from_dataset(one), rf.from_dataset(other)]).fields
+
+
+def times(folder: Path, name: str, kind: pa.DataType) -> rf.Source:
+    """A file with integers of an Arrow type in a column, a list, a fixed-size list, and a struct."""
+    values = pa.array([1, 2], pa.int32() if kind.bit_width == 32 else pa.int64()).cast(kind)
+    columns = {
+        "t": values,
+        "list": pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), values),
+        "fixed": pa.FixedSizeListArray.from_arrays(values, 1),
+        "in": pa.StructArray.from_arrays([values], ["t"]),
+    }
+    if kind == pa.date64():  # Parquet has no such type
+        feather.write_feather(pa.table(columns), folder / f"{name}.feather")
+        return rf.open(folder / f"{name}.feather")
+    pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+    return rf.open(folder / f"{name}.parquet")
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (pa.timestamp("ms"), pa.timestamp("us")),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+        (pa.duration("ms"), pa.duration("us")),
+        (pa.date32(), pa.date64()),
+        (pa.time32("s"), pa.time64("us")),
+        (pa.timestamp("us"), pa.int64()),
+        (pa.duration("us"), pa.timestamp("us")),
+    ],
+)
+def test_times_in_other_units_are_refused(one: pa.DataType, two: pa.DataType, tmp_path: Path) -> None:
+    first, second = times(tmp_path, "one", one), times(tmp_path, "two", two)
+    stored = [str(source.logical_types["t"]) for source in (first, second)]
+    for column in first.fields:
+        for pair in ([first, second], [second, first]):
+            with pytest.raises(SourceError) as caught:
+                rf.concat(pair, columns=[column])
+            assert all(word in str(caught.value) for word in (repr(column), *stored, "rankfeed.write", "types="))
+        assert len(rf.concat([first, first.select([1])], columns=[column])) == 3
+    packed = rf.write(first, tmp_path / "packed", workers=0, progress=False)
+    assert len(rf.concat([packed, first])) == 4
+    with pytest.raises(SourceError, match="meanings"):
+        rf.concat([packed, second])
+    own = rf.from_dataset([{"t": 3}])
+    assert rf.concat([first, own], columns=["t"]).fields  # a Dataset of Python numbers states no unit
+
+
+def test_text_files_whose_content_gives_other_units_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text("t\n2020-01-01 00:00:00\n")
+    (tmp_path / "ns.csv").write_text("t\n2020-01-01 00:00:00.5\n")
+    (tmp_path / "t.jsonl").write_text('{"t": "2020-01-01"}\n')
+    seconds, nanoseconds = rf.open(tmp_path / "s.csv"), rf.open(tmp_path / "ns.csv")
+    with pytest.raises(SourceError, match=r"(?s)timestamp\[s\].*timestamp\[ns\].*types="):
+        rf.concat([seconds, nanoseconds])
+    types = {"t": "timestamp[us]"}
+    both = rf.concat([rf.open(tmp_path / name, types=types) for name in ("s.csv", "ns.csv")])
+    assert both.fetch([0, 1])["t"].gather().tolist() == [1577836800000000, 1577836800500000]
+    assert len(rf.concat([seconds, rf.open(tmp_path / "t.jsonl")])) == 2
+
+
+def test_lance_tables_with_other_units_are_refused(tmp_path: Path) -> None:
+    lance = pytest.importorskip("lance")
+    for name, unit in (("a", "ms"), ("b", "us")):
+        lance.write_dataset(pa.table({"t": pa.array([1], pa.timestamp(unit))}), tmp_path / f"{name}.lance")
+    with pytest.raises(SourceError, match=r"(?s)timestamp\[ms\].*timestamp\[us\]"):
+        rf.concat([rf.open(tmp_path / "a.lance"), rf.open(tmp_path / "b.lance")])

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import rankfeed as rf
-from rankfeed.errors import WriteError
+from rankfeed.errors import SourceError, WriteError
 from rankfeed.writer import journal
 from rankfeed.writer import staging as staging_module
 from rankfeed.writer.chunk import chunks_of_samples, gather_shards
@@ -188,3 +190,53 @@ def test_two_writers_of_one_part_leave_the_same_bytes(tmp_path: Path) -> None:
     (other,) = gather_shards(chunks_of_samples(enumerate(rows(1, 11)), 1 << 20, "row"), 1 << 20)
     assert staging_module.write_part(tmp_path, 0, 0, other).shard.path != one.shard.path
     assert staging_module.is_intact(tmp_path, one)
+
+
+@pytest.mark.parametrize(("old", "new"), [("ms", "us"), ("us", None), (None, "us")])
+def test_times_in_another_unit_are_not_appended(old: str | None, new: str | None, tmp_path: Path) -> None:
+    kinds = [pa.int64() if unit is None else pa.timestamp(unit) for unit in (old, new)]
+    for name, kind in zip(("old", "new"), kinds, strict=True):
+        table = pa.table({"t": pa.array([1, 2]).cast(kind), "in": [{"t": 1}, {"t": 2}]})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    first, second = rf.open(tmp_path / "old.parquet"), rf.open(tmp_path / "new.parquet")
+    base = tmp_path / "base"
+    rf.write(first, base, workers=0, progress=False)
+    before = contents(base)
+    with pytest.raises(WriteError) as caught:
+        rf.write(second, base, append=True, workers=0, progress=False)
+    assert all(word in str(caught.value) for word in ("cannot append", "'t'", *map(str, kinds), "map="))
+    assert contents(base) == before
+    assert not (base / ".rankfeed-write").exists()
+    assert len(rf.write(first.select([1]), base, append=True, workers=0, progress=False)) == 3
+    # A function may have converted the values.
+    converted = rf.write(second, base, map=dict, key="new", append=True, workers=0, progress=False)
+    assert converted.fetch(range(5))["t"].gather().tolist() == [1, 2, 2, 1, 2]
+    assert len(rf.write(rows_of_times(3), base, key="dicts", append=True, progress=False)) == 6
+    with pytest.raises(SourceError, match="meanings"):
+        rf.concat([rf.open(base), second])
+
+
+def rows_of_times(value: int) -> list[dict[str, Any]]:
+    return [{"t": value, "in.t": value}]
+
+
+def test_a_dataset_of_an_earlier_version_is_appended_to(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"t": pa.array([1], pa.timestamp("us"))}), tmp_path / "t.parquet")
+    rf.write([{"t": 1}], tmp_path / "base", progress=False)
+    assert b"logical_types" not in (tmp_path / "base" / "rankfeed.json").read_bytes()
+    source = rf.open(tmp_path / "t.parquet")
+    assert len(rf.write(source, tmp_path / "base", append=True, workers=0, progress=False)) == 2
+    assert b"logical_types" not in (tmp_path / "base" / "rankfeed.json").read_bytes()
+
+
+def test_labels_of_other_classes_are_not_appended(tmp_path: Path) -> None:
+    for name in ("A/cat", "A/dog", "B/bird", "B/cat"):
+        (tmp_path / name).mkdir(parents=True)
+        np.save(tmp_path / name / "0.npy", np.zeros(2))
+    base = tmp_path / "base"
+    rf.write(rf.open(tmp_path / "A", labels="folder"), base, workers=0, progress=False)
+    with pytest.raises(WriteError, match=r"(?s)'cat', 'dog'.*'bird', 'cat'.*labels="):
+        rf.write(rf.open(tmp_path / "B", labels="folder"), base, append=True, workers=0, progress=False)
+    labels = ["cat", "dog", "bird"]
+    with pytest.raises(WriteError, match="labels"):
+        rf.write(rf.open(tmp_path / "B", labels=labels), base, append=True, workers=0, progress=False)

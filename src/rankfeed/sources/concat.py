@@ -1,7 +1,7 @@
 """Concatenation of sources: the fields they agree on, and their rows in one batch."""
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from rankfeed.columns.layout import element_shape
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
 from rankfeed.sources.source import (
     Int64,
+    LogicalTypes,
     Source,
     SourceView,
     check_columns,
@@ -29,6 +30,18 @@ from rankfeed.storage.checksum import digest_of
 Fields = Mapping[str, Field]
 
 _REMEDY = "leave the column out with columns=[...], or write one of the sources again with rankfeed.write"
+
+_UNITS_REMEDY = (
+    "store the column with one type in all sources (for CSV and JSON lines, give types={'column': "
+    "'timestamp[us]'}), convert it with rankfeed.write(..., map=...), or leave it out with columns=[...]"
+)
+_LABELS_REMEDY = (
+    "give all sources the same classes in the same order (labels=[...] for folders of .npy files, map with new "
+    "features for a Hugging Face Dataset, target_transform= for a torchvision Dataset), convert the labels with "
+    "rankfeed.write(..., map=...), or leave the column out with columns=[...]"
+)
+#: Characters of a list of classes that errors show.
+_MOST_SHOWN = 200
 
 #: The repr of a wrapped list may have any length.
 _SHORT = reprlib.Repr()
@@ -84,7 +97,12 @@ class ConcatSource(SourceView):
                 found=f"other samples in {labels[others]}",
                 remedy="return dicts from its Dataset's __getitem__, and columns=[...] with those that all have",
             )
-        return agreed_fields(list(zip(labels, fields, strict=True)), self._wanted)
+        agreed = agreed_fields(list(zip(labels, fields, strict=True)), self._wanted)
+        types = [source.logical_types for source in self.sources]
+        check_logical_types(
+            list(zip(labels, types, strict=True)), ["", *agreed] if self._wanted is None else agreed
+        )
+        return agreed
 
     @cached_property
     def fingerprint(self) -> str:
@@ -130,8 +148,8 @@ def concat(
 ) -> ConcatSource:
     """Concatenate sources.
 
-    The sources have the same columns of the same types; a column that is dense in some and ragged in others is
-    ragged. A source that is given twice is delivered twice, under different sample ids.
+    The sources have the same columns of the same types, units of time and classes; a column that is dense in some
+    and ragged in others is ragged. A source that is given twice is delivered twice, under different sample ids.
 
     Args:
         sources: a list of sources, or a dict of them by name; the order matters.
@@ -196,6 +214,33 @@ def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | 
                 )
         agreed[name] = field
     return agreed
+
+
+def check_logical_types(named: Sequence[tuple[str, LogicalTypes]], columns: Iterable[str]) -> None:
+    """Raise a SourceError for a column whose integers are of different units or classes in two of the sources."""
+    for name in columns:
+        owners = [(source, types[name]) for source, types in named if name in types]
+        for source, kind in owners[1:]:
+            reference, expected = owners[0]
+            if kind != expected:
+                column = f"column {name!r}" if name else "the labels"
+                raise SourceError(
+                    f"the integers of {column} have different meanings in the sources",
+                    expected=f"{_from_difference(expected, kind)} as in {reference}",
+                    found=f"{_from_difference(kind, expected)} in {source}",
+                    remedy=_LABELS_REMEDY if "class labels" in expected + kind else _UNITS_REMEDY,
+                )
+
+
+def _from_difference(text: str, other: str) -> str:
+    """A text; of a long one, the part around its first difference from another."""
+    if len(text) <= _MOST_SHOWN:
+        return text
+    pairs = enumerate(zip(text, other, strict=False))
+    difference = next((place for place, (one, two) in pairs if one != two), len(other))
+    start = max(0, difference - _MOST_SHOWN // 2)
+    shown = text[start : start + _MOST_SHOWN]
+    return f"{'...' if start else ''}{shown}{'...' if start + len(shown) < len(text) else ''}"
 
 
 def _type(field: Field) -> str:

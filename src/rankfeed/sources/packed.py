@@ -33,6 +33,7 @@ class PackedSource(Source):
         manifest_file = DataFiles([os.path.join(self.path, MANIFEST_NAME)])
         #: Counts, fields and checksums.
         self.manifest = load_manifest(self.path)
+        self.logical_types = self.manifest.logical_types or {}
         names = check_columns(columns, self.manifest.fields)
         fields = {name: self.manifest.fields[name] for name in names}
         shards = self.manifest.shards

@@ -26,6 +26,7 @@ Int64 = npt.NDArray[np.int64]
 Collate = Callable[[Sequence[Any]], Any]
 Annotate = Callable[[Any, str, Any], None]
 Derived = Mapping[str, Sequence[str]]
+LogicalTypes = Mapping[str, str]
 Sample = dict[str, Any]
 
 #: Approximate size of a block of data that can be read at any place.
@@ -85,6 +86,8 @@ class Source:
         as_dicts: whether samples are dicts of columns. If not, ``fetch`` returns one column of objects.
         declared: what the user declared about the fields; None if the data define them.
         derived: by column, the columns that are made from it and are always read with it, such as its mask.
+        logical_types: by column, what its integers are: "int64", the Arrow type of a time, or class labels; only
+            columns of which the source knows it. The key "" is for samples that are not dicts.
         files: the files of the source as this job first saw them; None if it reads no files itself.
     """
 
@@ -101,6 +104,7 @@ class Source:
     as_dicts: bool = True
     declared: Declared | None = None
     derived: Derived = MappingProxyType({})
+    logical_types: LogicalTypes = MappingProxyType({})
     files: DataFiles | None = None
 
     _label: str = ""
@@ -346,6 +350,13 @@ class SourceView(Source):
             derived |= source.derived
         return derived
 
+    @cached_property
+    def logical_types(self) -> LogicalTypes:  # type: ignore[override]
+        types: dict[str, str] = {}
+        for source in self.sources:
+            types |= source.logical_types
+        return types
+
     def check_unchanged(self, *, at_intervals: bool = False) -> None:
         for source in self.sources:
             source.check_unchanged(at_intervals=at_intervals)
@@ -452,6 +463,11 @@ def _matching_ids(
             mask[row] = answer
         found.append(ids[mask])
     return np.concatenate(found)
+
+
+def class_labels(names: Sequence[object]) -> str:
+    """The logical type of integers that are indices of class names."""
+    return f"class labels {[str(name) for name in names]}"
 
 
 def check_ids(sample_ids: npt.ArrayLike, size: int) -> Int64:

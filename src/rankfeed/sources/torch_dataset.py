@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,17 @@ from rankfeed.columns.layout import (
     resolve_dtypes,
 )
 from rankfeed.errors import ArgumentError, SourceError, describe_error
-from rankfeed.sources.source import Declared, Int64, Source, check_columns, check_ids, empty_column, probe_ids
+from rankfeed.sources.source import (
+    Declared,
+    Int64,
+    LogicalTypes,
+    Source,
+    check_columns,
+    check_ids,
+    class_labels,
+    empty_column,
+    probe_ids,
+)
 from rankfeed.storage.checksum import digest_of
 
 if TYPE_CHECKING:
@@ -84,6 +95,16 @@ class TorchDatasetSource(Source):
     @property
     def fields(self) -> Mapping[str, Field]:
         return {"": Field("object")} if self._columns is None else self._columns
+
+    @cached_property
+    def logical_types(self) -> LogicalTypes:  # type: ignore[override]
+        """The classes that a Dataset such as torchvision's names, unless a function changes its labels."""
+        dataset = self.dataset
+        while (type(dataset).__module__, type(dataset).__name__) == ("torch.utils.data.dataset", "Subset"):
+            dataset = dataset.dataset
+        names = getattr_static(dataset, "classes", None)  # runs no code of the Dataset
+        is_changed = getattr_static(dataset, "target_transform", None) is not None
+        return {"": class_labels(names)} if isinstance(names, (list, tuple)) and not is_changed else {}
 
     @property
     def supports_batched_getitem(self) -> bool:  # type: ignore[override]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
@@ -48,6 +49,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fields: dict[str, Field]
     shards: list[ShardInfo]  # in the order of sample ids
     origin: str = ""  # digest of the input and parameters it was written from; empty if the input has no identity
+    logical_types: dict[str, str] | UnsetType = UNSET  # those of the source; none in files of earlier versions
     format: Literal["rankfeed-packed"] = "rankfeed-packed"
     version: int = VERSION
 

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from rankfeed._util.progress import progress_bar
-from rankfeed.errors import WriteError, listed
+from rankfeed.errors import SourceError, WriteError, listed
 from rankfeed.plan import Plan
 from rankfeed.sources import Source
+from rankfeed.sources.concat import check_logical_types
 from rankfeed.sources.open import STAGING_NAME
 from rankfeed.sources.packed import PackedSource
+from rankfeed.sources.source import LogicalTypes
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.lease import HeldLease
 from rankfeed.storage.manifest import MANIFEST_NAME, Manifest
@@ -72,6 +74,11 @@ class WriteRequest:
             facts += ["map", str(batch), str(self.sample_map.seed), plan if batch else ""]
         layout = digest_of(str(self.shard_bytes).encode(), plan.encode())
         return digest_of(*(fact.encode() for fact in facts)) + _LAYOUT_SEPARATOR + layout[:16]
+
+    @property
+    def logical_types(self) -> LogicalTypes:
+        """Those of the source; none if a function may change the values."""
+        return self.given.logical_types if isinstance(self.given, Source) and self.sample_map is None else {}
 
     def is_in(self, manifest: Manifest) -> bool:
         """Whether a dataset contains the rows: appended in whatever layout, or as its first ones in this one."""
@@ -174,6 +181,7 @@ class StagedWrite:
             if not request.append:
                 _compare(existing, request, advance)
                 return False
+            _check_appended_types(self.base.logical_types or {}, request)
             self.stamp = digest_of(b"append", self.base.fingerprint.encode(), request.origin.encode())
         begin_staging(self.staging, self.stamp, resume=request.resume, shared=shared)
         return True
@@ -224,7 +232,23 @@ class StagedWrite:
             if self.base is not None and not keep and self.held.is_held():
                 clear(self.staging)  # the rows will never fit
             raise
-        commit(self.staging, wide, fields, self.request.origin, self.base, self.keep_lease)
+        types = {name: kind for name, kind in self.request.logical_types.items() if name in fields}
+        commit(self.staging, wide, fields, self.request.origin, self.base, types, self.keep_lease)
+
+
+def _check_appended_types(types: LogicalTypes, request: WriteRequest) -> None:
+    """Raise WriteError if integers have other units or classes than those of the dataset."""
+    try:
+        check_logical_types([("the dataset", types), ("the rows to append", request.logical_types)], types)
+    except SourceError as error:
+        raise WriteError(
+            f"cannot append: {error.summary}",
+            expected=error.expected,
+            found=error.found,
+            where=request.dest,
+            remedy="open the rows with the types or classes of the dataset (types=, labels=), convert them (map=...),"
+            " or write them into another directory",
+        ) from None
 
 
 def _check_parts(staging: Path, parts: list[Part], step: Callable[[], object]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
 from rankfeed.errors import WriteError
 from rankfeed.storage.commit import decodable, fsync_dir, read_record, write_atomic, write_record
@@ -45,6 +46,7 @@ def commit(
     fields: Fields,
     origin: str,
     base: Manifest | None,
+    logical_types: dict[str, str],
     step: Callable[[], object],
 ) -> None:
     """Publish staged shards that all have these fields, after the shards of ``base`` if rows are appended."""
@@ -58,7 +60,8 @@ def commit(
         shards.append(msgspec.structs.replace(part.shard, path=name))
     total = sum(shard.rows for shard in shards)
     origins = origin if base is None else base.origin + ORIGIN_SEPARATOR + origin
-    manifest = Manifest(num_rows=total, fields=dict(fields), shards=shards, origin=origins)
+    types = (logical_types or UNSET) if base is None else base.logical_types
+    manifest = Manifest(total, dict(fields), shards, origins, types)
     journal = CommitJournal(manifest, [part.shard.path for part in parts])
     step()
     write_record(staging / JOURNAL_NAME, journal)

@@ -25,6 +25,7 @@ from rankfeed.sources.arrow.types import (
     check_same_schema,
     fields_of,
     leaves_of,
+    logical_types_of,
     masks_of,
 )
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
@@ -101,6 +102,7 @@ class ArrowSource(ChunkedSource):
         with arrow_errors(paths[0]):
             known = fields_of(schema, nulls=nulls, columns=columns, shapes=self._shapes)
         self.derived = masks_of(known, nulls)
+        self.logical_types = logical_types_of(schema)
         fields = {name: known[name] for name in check_columns(columns, known, self.derived)}
         fingerprint = digest_of(*map(str.encode, (*digests, self.files.fingerprint)))
         self._init_samples(label(paths), fields, np.concatenate(blocks), fingerprint)

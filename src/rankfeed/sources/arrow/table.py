@@ -9,7 +9,7 @@ import numpy as np
 from rankfeed.columns.columns import ColumnBuffer
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
-from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, masks_of, roots_of
+from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, logical_types_of, masks_of, roots_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.source import check_columns
 from rankfeed.storage.checksum import digest_of
@@ -37,6 +37,7 @@ class ArrowTableSource(ChunkedSource):
     ) -> None:
         known = fields_of(table.schema, nulls=nulls, columns=columns, shapes=shapes)
         self.derived = masks_of(known, nulls)
+        self.logical_types = logical_types_of(table.schema)
         fields = {name: known[name] for name in check_columns(columns, known, self.derived)}
         self._shapes = dict(shapes or {})
         self._nulls: Nulls = nulls

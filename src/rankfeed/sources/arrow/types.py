@@ -1,8 +1,10 @@
 """Which field an Arrow type becomes; ``columns.py`` reads the values."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from rankfeed._util.validate import check_choice
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
+from rankfeed.sources.source import class_labels
 
 Nulls = Literal["error", "mask"]
 #: Path to a column: the name of the top-level column, then field numbers in structs.
@@ -58,6 +61,42 @@ def fields_of(
             )
         fields.pop(name, None)
     return fields
+
+
+def logical_types_of(schema: Any) -> dict[str, str]:
+    """What the int64 values of columns are: Arrow's types, and class labels that `datasets` stored."""
+    import pyarrow as pa
+
+    types: dict[str, str] = {}
+    for name, _, kind in leaves_of(schema):
+        kind = _value_type(kind)
+        while isinstance(kind, pa.FixedShapeTensorType) or is_list(kind) or pa.types.is_fixed_size_list(kind):
+            kind = _value_type(kind.value_type)
+        if pa.types.is_temporal(kind) or pa.types.is_int64(kind):
+            types[name] = str(kind)
+    features = None
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+    return types | labels_of_features(features)
+
+
+def labels_of_features(features: Any) -> dict[str, str]:
+    """The class labels among the features of `datasets`, as JSON has them."""
+    types: dict[str, str] = {}
+    pending: list[tuple[str, Any]] = list(features.items()) if isinstance(features, Mapping) else []
+    while pending:
+        name, feature = pending.pop()
+        if isinstance(feature, list):
+            pending += [(name, inner) for inner in feature[:1]]
+        elif isinstance(feature, Mapping):
+            names = feature.get("names")
+            if feature.get("_type") == "ClassLabel" and isinstance(names, list):
+                types[name] = class_labels(names)
+            elif "_type" not in feature:
+                pending += [(f"{name}.{inner}", each) for inner, each in feature.items()]
+            elif "feature" in feature:
+                pending.append((name, feature["feature"]))
+    return types
 
 
 def masks_of(names: Collection[str], nulls: Nulls) -> dict[str, tuple[str]]:

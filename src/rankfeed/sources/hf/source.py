@@ -18,7 +18,7 @@ from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import read_schema
 from rankfeed.sources.arrow.source import ArrowSource
 from rankfeed.sources.arrow.table import ArrowTableSource
-from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, masks_of
+from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, labels_of_features, masks_of
 from rankfeed.sources.chunked import CACHE_BYTES
 from rankfeed.sources.hf.detect import DICT_NAME, INFO_NAME, STATE_NAME
 from rankfeed.sources.json_index import read_json
@@ -185,6 +185,8 @@ class HuggingFaceSource(SourceView):
                     where=place,
                 )
         super().__init__(self._table)  # the properties are those of the table
+        types = {**self._table.logical_types, **labels_of_features(features)}
+        self.logical_types = {name: types[stored] for name, stored in self._names.items() if stored in types}
         parts = [own_fingerprint, self._table.fingerprint, self._mapping.fingerprint if self._mapping else ""]
         self._init_samples(
             self._folder or "a Dataset",

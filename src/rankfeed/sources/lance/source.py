@@ -13,7 +13,7 @@ from rankfeed.columns.columns import Column, ColumnBuffer, column_from_parts
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
 from rankfeed.sources.arrow.columns import read_columns
-from rankfeed.sources.arrow.types import Nulls, fields_of, masks_of, parents_of
+from rankfeed.sources.arrow.types import Nulls, fields_of, logical_types_of, masks_of, parents_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.lance.process import TableHandle, inspect_table
 from rankfeed.sources.paths import check_utf8
@@ -86,6 +86,7 @@ class LanceSource(ChunkedSource):
         self._parents, self._blobs, self.derived, fields = _columns_of(
             self._info.schema, columns, nulls, self._where
         )
+        self.logical_types = logical_types_of(self._info.schema)
         paths = self._info.files
         if any(paths):
             self.files = DataFiles([os.path.abspath(path) for some in paths for path in some])

@@ -13,7 +13,7 @@ from rankfeed.errors import ArgumentError, SourceError, printable
 from rankfeed.sources.npy.arrays import ARRAY, Array, Header, load_arrays, read_headers
 from rankfeed.sources.npy.detect import list_files
 from rankfeed.sources.paths import Paths, label
-from rankfeed.sources.source import Int64, Source, check_columns, empty_column, even_blocks
+from rankfeed.sources.source import Int64, Source, check_columns, class_labels, empty_column, even_blocks
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
 
@@ -57,6 +57,8 @@ class NumpySamplesSource(Source):
         self._suffix = paths[0][-4:]
         self.files = DataFiles([os.path.abspath(path) for path in paths])
         self.classes: list[str] = [] if labels is None else self._find_classes(labels, where)
+        if self.classes:
+            self.logical_types = {LABEL: class_labels(self.classes)}
         found = self._find_fields()
         fields = {name: found[name] for name in check_columns(columns, found)}
         schema = ",".join([*(f"{name}:{field}" for name, field in fields.items()), *map(ascii, self.classes)])

@@ -20,6 +20,7 @@ from rankfeed.sources.arrow.types import (
     field_of,
     fields_of,
     leaves_of,
+    logical_types_of,
     masks_of,
     parents_of,
 )
@@ -98,6 +99,7 @@ class ParquetSource(ChunkedSource):
         self._partitions = Partitions(found, own, nulls)
         known = {**own, **self._partitions.fields}
         self.derived = masks_of(known, nulls)
+        self.logical_types = logical_types_of(schema)
         fields = {name: known[name] for name in check_columns(columns, known, self.derived)}
         self._parents = parents_of(schema, own)
         blocks = np.array([rows for footer in footers for rows in footer.rows], np.int64)

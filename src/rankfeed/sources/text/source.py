@@ -10,7 +10,7 @@ from rankfeed.columns.chunk_groups import ChunkGroups, by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Columns, columns_from_buffers
 from rankfeed.errors import CorruptError, SourceError, listed
 from rankfeed.sources.arrow.columns import read_columns
-from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, masks_of, roots_of
+from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, logical_types_of, masks_of, roots_of
 from rankfeed.sources.paths import Paths, common_root, label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, even_blocks, reopen, starts_of
 from rankfeed.sources.text.csv_text import check_quotes, end_of_csv_lines, parse_csv
@@ -39,6 +39,7 @@ class _TextSource(Source):
         schema = _common_schema(self._paths, [table.schema for table in tables], columns)
         known = fields_of(schema, nulls=nulls, columns=columns)
         self.derived = masks_of(known, nulls)
+        self.logical_types = logical_types_of(schema)
         fields = {name: known[name] for name in check_columns(columns, known, self.derived)}
         wanted = [schema.field(name) for name in roots_of(schema, fields)]
         self._buffers: list[dict[str, ColumnBuffer]] = []
@@ -73,7 +74,8 @@ class _TextSource(Source):
 class CsvSource(_TextSource):
     r"""CSV files with a header line, small enough for memory (256 MiB of text together).
 
-    Types are inferred by pyarrow from all values of a column.
+    Types are inferred by pyarrow from all values of a column: one fraction of a second changes times from seconds
+    to nanoseconds.
 
     Args:
         where: a path, a glob or brace pattern, a directory of such files, or a list of these; `.csv`, `.tsv`, also
@@ -119,7 +121,8 @@ class JsonlSource(_TextSource):
             `.json`, also with `.gz`.
         columns: names of the columns to offer; None for all.
         nulls: "error" or "mask", as with `ParquetSource`.
-        types: Arrow's names of columns' types. Text that looks like a time is one, unless this says "string".
+        types: Arrow's names of columns' types, such as ``{"t": "string"}``. If all values of a column are text that
+            looks like a date, and this does not name the column, they become integers: seconds since 1970.
 
     Raises:
         SourceError: there are no files, the text is too large, files differ in their columns, or a value is null.
