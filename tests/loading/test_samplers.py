@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -121,6 +122,33 @@ def test_under_pad_every_batch_is_full_and_every_sample_there(kind: Any, world_s
             assert len(batch) == batch_size
             ids += batch.tolist()
     assert set(ids) == set(range(size))
+
+
+def test_the_batch_sampler_warns_if_it_repeats_samples() -> None:
+    state = DistributedBatchSampler(10, 4, tail="drop", topology=Topology(0, 2)).state_dict(delivered_steps=1)
+
+    def rest_of(tail: str, world_size: int) -> tuple[list[int], list[str]]:
+        ids, caught = [], []
+        for rank in range(world_size):
+            sampler = DistributedBatchSampler(
+                10, 4, topology=Topology(rank=rank, world_size=world_size), tail=tail
+            )
+            sampler.load_state_dict({**state})
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                ids += [each for batch in sampler for each in batch]
+                caught += [str(each.message) for each in said]
+        return ids, caught
+
+    ids, caught = rest_of("even", 5)
+    assert len(ids) == 5
+    assert len(caught) == 5
+    assert all("2 samples are left" in text and "valid(step)" in text and 'tail="drop"' in text for text in caught)
+    assert rest_of("drop", 5) == ([], [])
+    assert rest_of("pad", 5)[1] == []
+    for world_size in (1, 2):
+        ids, caught = rest_of("even", world_size)
+        assert (Counter(ids), caught) == (Counter([8, 9]), [])
 
 
 def test_the_batch_sampler_tells_which_rows_only_fill() -> None:

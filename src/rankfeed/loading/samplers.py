@@ -173,7 +173,8 @@ class DistributedBatchSampler(PlanSampler[list[int]], Sampler[list[int]]):
         batch_size: rows of this rank's batches.
         shuffle: whether to shuffle, by a keyed bijection that takes no memory.
         seed: of the order.
-        tail: how an epoch ends (see :class:`rankfeed.Schedule`); ``valid(step)`` is the padding mask.
+        tail: how an epoch ends (see :class:`rankfeed.Schedule`); ``valid(step)`` is the padding mask. With "even",
+            resuming on more ranks than samples are left repeats samples: that is a warning.
         start: samples already consumed in the first epoch.
         topology: rank and world size; detected at the first ``len`` or ``iter`` if left out.
 
@@ -201,7 +202,16 @@ class DistributedBatchSampler(PlanSampler[list[int]], Sampler[list[int]]):
         return valid
 
     def _steps(self, schedule: Schedule) -> Iterator[list[list[int]]]:
-        return ([schedule.batch(step).tolist()] for step in range(len(schedule)))
+        if self.tail == "even" and len(schedule) and schedule.is_filled(len(schedule) - 1):
+            left = self.plan.num_samples - schedule.start
+            warnings.warn(
+                f"{left} samples are left of the epoch, fewer than the {schedule.world_size} ranks: ranks without one "
+                "repeat a sample of another rank, so that all ranks take one step. Mask it by valid(step), or use "
+                'tail="drop".',
+                stacklevel=3,
+            )
+        for step in range(len(schedule)):
+            yield [schedule.batch(step).tolist()]
 
 
 # Torch's `epoch` may be written by anyone; ours is set by set_epoch alone.
