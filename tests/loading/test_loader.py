@@ -636,3 +636,11 @@ def test_zero_length_rows_and_empty_strings_are_delivered() -> None:
     assert batch["x_lengths"].tolist() == [0, 2, 4, 1, 3]
     assert torch.equal(batch["x"][0], torch.zeros(4, 2))
     assert batch["raw"][0] == b""
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": None}, {"batch_size": None, "num_workers": 1}])
+def test_a_loader_in_a_dataloader_is_an_error_that_says_what_to_iterate(options: dict[str, Any]) -> None:
+    loader = Loader([{"x": 1}, {"x": 2}], topology=Topology())
+    with pytest.raises(errors.ArgumentError, match="iterate the Loader itself"):
+        next(iter(DataLoader(loader, **options)))  # type: ignore[arg-type]
+    assert [batch["x"].tolist() for batch in loader] == [[1], [2]]

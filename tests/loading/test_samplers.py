@@ -130,10 +130,9 @@ def test_the_batch_sampler_warns_if_it_repeats_samples() -> None:
     def rest_of(tail: str, world_size: int) -> tuple[list[int], list[str]]:
         ids, caught = [], []
         for rank in range(world_size):
-            sampler = DistributedBatchSampler(
-                10, 4, topology=Topology(rank=rank, world_size=world_size), tail=tail
-            )
-            sampler.load_state_dict({**state})
+            topology = Topology(rank=rank, world_size=world_size)
+            sampler = DistributedBatchSampler(10, 4, topology=topology, tail=tail)  # type: ignore[arg-type]
+            sampler.load_state_dict(state)
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 ids += [each for batch in sampler for each in batch]

@@ -443,3 +443,20 @@ def test_columns_are_those_of_the_samples_and_declared_fields_those_of_the_trans
     assert [batch["double"].tolist() for batch in loader] == [[0, 2, 4, 6]]
     with pytest.raises(ArgumentError, match="no such column"):
         rf.Loader(source, 4, **options)
+
+
+@pytest.mark.parametrize("library", ["pandas", "pyarrow", "polars"])
+def test_tables_of_other_libraries_are_refused_with_a_remedy(library: str) -> None:
+    package = pytest.importorskip(library)
+    columns = {"x": [1, 2], "y": [3, 4]}
+    table = package.table(columns) if library == "pyarrow" else package.DataFrame(columns)
+    for make in (rf.from_dataset, rf.Loader):
+        with pytest.raises(SourceError, match="its items are columns") as caught:
+            make(table)
+        assert f"found: {library}" in str(caught.value)
+    rows = {
+        "pandas": lambda: table.to_dict("records"),
+        "pyarrow": lambda: table.to_pylist(),
+        "polars": lambda: table.to_dicts(),
+    }[library]()
+    assert rf.from_dataset(rows).fetch([0, 1])["y"].gather().tolist() == [3, 4]  # type: ignore[attr-defined]

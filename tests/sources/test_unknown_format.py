@@ -127,3 +127,13 @@ def test_another_format_than_the_given_one_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.arange(3))
     for where in (tmp_path, tmp_path / "rows.npy"):
         assert "format='numpy'" in str(refused(where, format="parquet").remedy)
+
+
+def test_a_folder_of_several_formats_names_a_pattern_for_each(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    (tmp_path / "b.jsonl").write_text('{"x": 2}\n')
+    error = refused(tmp_path)
+    assert error.summary == "the files of the folder are not all of one format"
+    for pattern in ("*.csv", "*.jsonl"):
+        assert f"rankfeed.open({str(tmp_path / pattern)!r})" in str(error.remedy)
+        assert len(rf.open(tmp_path / pattern)) == 1

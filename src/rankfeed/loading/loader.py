@@ -265,6 +265,14 @@ class Loader(DataLoaderCompat):
         refuse_trainer_without_mixin("a rankfeed.Loader", is_share=True)
         return begun.steps + steps_left
 
+    def __getitem__(self, index: object) -> Never:
+        """Refuse to be indexed, as torch's DataLoader does with its dataset."""
+        raise ArgumentError(
+            "a rankfeed.Loader cannot be indexed, nor be the dataset of a torch DataLoader: it yields batches",
+            found=f"loader[{index!r:.80}]",
+            remedy="iterate the Loader itself: for batch in loader; its source can be indexed: loader.source",
+        )
+
     def __iter__(self) -> Iterator[Batch]:
         if not self.is_stream:
             refuse_unprepared(self)

@@ -205,9 +205,9 @@ class DistributedBatchSampler(PlanSampler[list[int]], Sampler[list[int]]):
         if self.tail == "even" and len(schedule) and schedule.is_filled(len(schedule) - 1):
             left = self.plan.num_samples - schedule.start
             warnings.warn(
-                f"{left} samples are left of the epoch, fewer than the {schedule.world_size} ranks: ranks without one "
-                "repeat a sample of another rank, so that all ranks take one step. Mask it by valid(step), or use "
-                'tail="drop".',
+                f"{left} samples are left of the epoch, fewer than the {schedule.world_size} ranks: ranks without "
+                "one repeat a sample of the epoch, so that all ranks take one step. Mask it by valid(step), or "
+                'use tail="drop".',
                 stacklevel=3,
             )
         for step in range(len(schedule)):

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from rankfeed.sources.dataset_identity import DatasetNames
 
 
+#: Tables of other libraries, by package and class.
+_TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"), ("pyarrow", "RecordBatch")}
+
+
 class TorchDatasetSource(Source):
     """A wrapped Dataset, made by `from_dataset`.
 
@@ -282,6 +286,13 @@ def from_dataset(dataset: Any, *, fields: Any = None, ragged: Sequence[str | int
 def _length(dataset: Any) -> int:
     remedy = "give a map-style Dataset with __len__ and __getitem__; a stream goes to rankfeed.from_iterable"
     found = type(dataset).__name__
+    if any((each.__module__.partition(".")[0], each.__name__) in _TABLES for each in type(dataset).__mro__):
+        raise SourceError(
+            "a table is not a map-style Dataset: its items are columns",
+            found=f"{type(dataset).__module__}.{found}",
+            remedy='pass its rows: frame.to_dict("records") of pandas, frame.to_dicts() of Polars, '
+            "table.to_pylist() of pyarrow; or write it to a Parquet file, which rankfeed.open reads",
+        )
     # torch's base class has a __getitem__ that is not implemented, also for streams.
     is_stream = any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__)
     if is_stream or not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, bytes, Mapping)):

@@ -59,12 +59,15 @@ def _folder_error(folder: str, expected: str, detect: Detect) -> SourceError:
             "rankfeed.concat joins several",
         )
     suffix, depth = _common_suffix(folder)
+    pattern_remedy = _pattern_remedy(folder, files, detect)
     return SourceError(
-        "the folder holds no data that rankfeed reads",
+        "the folder holds no data that rankfeed reads"
+        if pattern_remedy is None
+        else "the files of the folder are not all of one format",
         expected=expected,
         found=listed(names) + (f"; {suffix} files in subfolders" if depth and suffix else ""),
         where=folder,
-        remedy=_pattern_remedy(folder, files, detect) or _remedy_for(suffix, folder, depth),
+        remedy=pattern_remedy or _remedy_for(suffix, folder, depth),
     )
 
 
@@ -85,13 +88,16 @@ def _common_suffix(folder: str) -> tuple[str, int]:
 
 
 def _pattern_remedy(folder: str, files: Sequence[str], detect: Detect) -> str | None:
-    """How to open the files of one format in a folder that also has other files."""
+    """How to open the files of each format in a folder that also has other files; None if there are none."""
+    patterns: dict[str, str] = {}
     for suffix, path in {os.path.splitext(path)[1]: path for path in reversed(files)}.items():
         with suppress(SourceError, OSError):
             if suffix and detect(path) is not None:
-                pattern = os.path.join(escape(folder), f"*{suffix}")
-                return f"open the {suffix} files by a pattern: rankfeed.open({pattern!r})"
-    return None
+                patterns[suffix] = f"rankfeed.open({os.path.join(escape(folder), f'*{suffix}')!r})"
+    if not patterns:
+        return None
+    calls = " or ".join(patterns[suffix] for suffix in sorted(patterns))
+    return f"open the {' or '.join(sorted(patterns))} files by a pattern: {calls}"
 
 
 def _remedy_for(suffix: str, path: str, depth: int = 0) -> str:

@@ -246,8 +246,8 @@ def _check_appended_types(types: LogicalTypes, request: WriteRequest) -> None:
             expected=error.expected,
             found=error.found,
             where=request.dest,
-            remedy="open the rows with the types or classes of the dataset (types=, labels=), convert them (map=...),"
-            " or write them into another directory",
+            remedy="open the rows with the types or classes of the dataset (types=, labels=), convert them by "
+            "map=, or write them into another directory",
         ) from None
 
 

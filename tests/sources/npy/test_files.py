@@ -285,6 +285,34 @@ def test_rows_of_the_other_byte_order_become_batches(name: str, tmp_path: Path) 
     assert source.fetch([])["array"].gather().shape == (0, 2)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("rows", "remedy"),
+    [
+        (np.array(["a", "bc"]), "Parquet, CSV or JSON lines"),
+        (np.array([b"a"]), "Parquet, CSV or JSON lines"),
+        (np.array(["2020-01-01"], "datetime64[s]"), 'astype("int64")'),
+        (np.zeros(2, "timedelta64[ms]"), 'astype("int64")'),
+        (np.zeros(2, [("a", "i4"), ("b", "f4")]), "np.savez(path, name=array[name]"),
+        (np.zeros(2, np.longdouble), 'astype("float64")'),
+        (np.zeros(2, np.clongdouble), 'astype("complex128")'),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_arrays_without_a_tensor_are_refused_with_a_remedy(
+    rows: Any, remedy: str, suffix: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"rows{suffix}"
+    with path.open("wb") as file:
+        np.save(file, rows) if suffix == ".npy" else np.savez(file, rows=rows)
+    with pytest.raises(SourceError, match="no tensor") as caught:
+        rf.open(path)
+    assert remedy in str(caught.value.remedy)
+    if "astype" in remedy:
+        kind = remedy.split('"')[1]
+        np.save(tmp_path / "converted.npy", rows.astype(kind))
+        assert rf.open(tmp_path / "converted.npy").fields["array"].dtype == kind
+
+
 @pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
 def test_long_doubles_are_refused_as_there_is_no_such_tensor(dtype: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.zeros(4, dtype))

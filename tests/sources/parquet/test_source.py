@@ -283,6 +283,24 @@ def test_folders_of_different_keys_are_refused(tmp_path: Path) -> None:
         rf.open(tmp_path)
 
 
+def test_a_key_that_is_twice_in_a_path_is_refused(tmp_path: Path) -> None:
+    write(pa.table({"x": [1]}), tmp_path / "k=1" / "k=2" / "a.parquet")
+    with pytest.raises(SourceError, match=r"(?s)same column.*k=1, k=2.*a\.parquet.*below") as caught:
+        rf.open(tmp_path)
+    assert "files differ" not in str(caught.value)
+    assert samples_of(rf.open(tmp_path / "k=1"), [0]) == [{"x": 1, "k": 2}]
+
+
+@pytest.mark.parametrize("columns", [None, ["x"], ["x_valid"]])
+def test_a_mask_with_the_name_of_a_column_names_the_option_that_adds_none(columns: Any, tmp_path: Path) -> None:
+    path = write(pa.table({"x": [1], "x_valid": [2], "y": [3]}), tmp_path / "t.parquet")
+    with pytest.raises(SourceError, match="mask of column 'x'") as caught:
+        rf.open(path, nulls="mask", columns=columns)
+    assert 'pass nulls="error", which adds no masks' in str(caught.value.remedy)
+    assert samples_of(rf.open(path, nulls="error"), [0]) == [{"x": 1, "x_valid": 2, "y": 3}]
+    assert list(rf.open(path, nulls="mask", columns=["y"]).fields) == ["y", "y_valid"]
+
+
 def test_folders_of_one_number_written_in_two_ways_are_refused(tmp_path: Path) -> None:
     write(pa.table({"x": [1]}), tmp_path / "y=01" / "a.parquet")
     write(pa.table({"x": [2]}), tmp_path / "y=02" / "a.parquet")

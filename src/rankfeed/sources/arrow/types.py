@@ -53,11 +53,14 @@ def fields_of(
         fields |= added
     for name in duplicates:
         if columns is None or name in columns or (nulls == "mask" and name.removesuffix(VALID) in columns):
+            is_mask = nulls == "mask" and name.endswith(VALID) and name.removesuffix(VALID) in fields
             raise SourceError(
-                "two columns have one name",
+                f"the mask of column {name.removesuffix(VALID)!r} has the name of another column"
+                if is_mask
+                else "two columns have one name",
                 found=repr(name),
-                remedy="rename one of them where the data are written, or leave them out with columns=; a mask is "
-                'not added with nulls="error"',
+                remedy="rename one of the columns where the data are written, or leave both out with columns="
+                + ('; or pass nulls="error", which adds no masks' if is_mask else ""),
             )
         fields.pop(name, None)
     return fields

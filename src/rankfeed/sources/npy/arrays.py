@@ -30,6 +30,18 @@ _PIECE = 1 << 20
 _MOST_ROWS = 1 << 48
 _PARSE_ATTEMPTS = 20
 _DECODER_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
+_TEXT_REMEDY = "write the text to a Parquet, CSV or JSON lines file, or store numbers for it"
+_CAST_REMEDY = 'convert it once: array.astype("{}")'
+#: Remedies for dtypes that torch does not have, by kind.
+_REMEDIES = {
+    "U": _TEXT_REMEDY,
+    "S": _TEXT_REMEDY,
+    "M": _CAST_REMEDY.format("int64"),
+    "m": _CAST_REMEDY.format("int64"),
+    "f": _CAST_REMEDY.format("float64"),
+    "c": _CAST_REMEDY.format("complex128"),
+    "V": "save each field as an array of its own: np.savez(path, name=array[name], ...)",
+}
 #: Errors of numpy and zipfile for a damaged file. RuntimeError: an encrypted member, or an unknown compression.
 #: MemoryError: a header with too many elements.
 DAMAGE = (*_DECODER_ERRORS, ValueError, KeyError, RuntimeError, MemoryError)
@@ -89,7 +101,13 @@ def read_header(
     if dtype.hasobject and not allow_pickle:
         raise _is_pickle(dtype, where)
     if only_tensors and (dtype.kind not in "biufcO" or dtype.char in "gG"):  # long doubles
-        raise SourceError("an array of a type that has no tensor", found=f"dtype {dtype}", where=where)
+        raise SourceError(
+            "an array of a type that has no tensor",
+            expected="numbers of a dtype that torch has",
+            found=f"dtype {dtype}",
+            where=where,
+            remedy=_REMEDIES[dtype.kind],
+        )
     return Header(dtype, tuple(shape), bool(fortran), head.tell())
 
 

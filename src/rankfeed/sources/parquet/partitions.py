@@ -35,7 +35,15 @@ class Partitions:
         names = [key for key, _ in files[0].keys]
         for file in files:
             keys = [key for key, _ in file.keys]
-            if keys != names or len(set(keys)) != len(keys):
+            if len(set(keys)) != len(keys):
+                raise SourceError(
+                    "two folders of a path name the same column",
+                    expected="each key once",
+                    found=", ".join(f"{key}={text}" for key, text in file.keys),
+                    where=file.path,
+                    remedy="rename one of the folders, or open the folder below the first of them",
+                )
+            if keys != names:
                 raise SourceError(
                     "files differ in the keys of their folders",
                     expected=f"{names}, as for {files[0].path}",

@@ -121,8 +121,8 @@ class JsonlSource(_TextSource):
             `.json`, also with `.gz`.
         columns: names of the columns to offer; None for all.
         nulls: "error" or "mask", as with `ParquetSource`.
-        types: Arrow's names of columns' types, such as ``{"t": "string"}``. If all values of a column are text that
-            looks like a date, and this does not name the column, they become integers: seconds since 1970.
+        types: Arrow's names of columns' types, such as ``{"t": "string"}``. A column that this does not name, and
+            whose values are all text that looks like a date, becomes integers: seconds since 1970.
 
     Raises:
         SourceError: there are no files, the text is too large, files differ in their columns, or a value is null.
