@@ -429,6 +429,10 @@ def test_hugging_face_datasets_with_other_classes_are_refused(tmp_path: Path) ->
             with pytest.raises(SourceError, match=r"(?s)'cat', 'dog'.*'bird', 'cat'.*map with new features"):
                 rf.concat([first, other], columns=[column])
     assert len(rf.concat([first, rf.from_dataset(labelled(["cat", "dog"]))])) == 2
+    one.to_parquet(tmp_path / "one.parquet")
+    files = [tmp_path / "one.parquet", tmp_path / "two.parquet"]
+    with pytest.raises(SourceError, match=r"(?s)'cat', 'dog'.*one\.parquet.*'bird', 'cat'.*two\.parquet"):
+        rf.open(files, columns=["label"])
     names = datasets.Features({"label": datasets.ClassLabel(names=["cat", "dog", "bird"])})
     aligned = [each.select_columns("label") for each in (one, two)]
     classes = [each.features["label"].names for each in aligned]

@@ -22,6 +22,7 @@ from rankfeed.sources.source import (
     check_columns,
     check_ids,
     empty_column,
+    from_difference,
     starts_of,
     with_derived,
 )
@@ -40,8 +41,6 @@ _LABELS_REMEDY = (
     "features for a Hugging Face Dataset, target_transform= for a torchvision Dataset), convert the labels with "
     "rankfeed.write(..., map=...), or leave the column out with columns=[...]"
 )
-#: Characters of a list of classes that errors show.
-_MOST_SHOWN = 200
 
 #: The repr of a wrapped list may have any length.
 _SHORT = reprlib.Repr()
@@ -226,21 +225,10 @@ def check_logical_types(named: Sequence[tuple[str, LogicalTypes]], columns: Iter
                 column = f"column {name!r}" if name else "the labels"
                 raise SourceError(
                     f"the integers of {column} have different meanings in the sources",
-                    expected=f"{_from_difference(expected, kind)} as in {reference}",
-                    found=f"{_from_difference(kind, expected)} in {source}",
+                    expected=f"{from_difference(expected, kind)} as in {reference}",
+                    found=f"{from_difference(kind, expected)} in {source}",
                     remedy=_LABELS_REMEDY if "class labels" in expected + kind else _UNITS_REMEDY,
                 )
-
-
-def _from_difference(text: str, other: str) -> str:
-    """A text; of a long one, the part around its first difference from another."""
-    if len(text) <= _MOST_SHOWN:
-        return text
-    pairs = enumerate(zip(text, other, strict=False))
-    difference = next((place for place, (one, two) in pairs if one != two), len(other))
-    start = max(0, difference - _MOST_SHOWN // 2)
-    shown = text[start : start + _MOST_SHOWN]
-    return f"{'...' if start else ''}{shown}{'...' if start + len(shown) < len(text) else ''}"
 
 
 def _type(field: Field) -> str:

@@ -35,6 +35,8 @@ BLOCK_BYTES = 4 << 20
 GLOBAL_SHUFFLE_BYTES = 512 << 20
 #: Samples that are read to learn the fields; more are read if these leave a type open (empty lists).
 PROBES, MORE_PROBES = 8, 64
+#: Characters of a list of classes that errors show.
+_MOST_SHOWN = 200
 #: Limits of the rows that `scan` reads at once, and the assumed bytes of a row of unknown length.
 _SCAN_BYTES, _SCAN_ROWS, _UNKNOWN_ROW = 1 << 20, 4096, 4096
 
@@ -468,6 +470,17 @@ def _matching_ids(
 def class_labels(names: Sequence[object]) -> str:
     """The logical type of integers that are indices of class names."""
     return f"class labels {[str(name) for name in names]}"
+
+
+def from_difference(text: str, other: str) -> str:
+    """A text; of a long one, the part around its first difference from another."""
+    if len(text) <= _MOST_SHOWN:
+        return text
+    pairs = enumerate(zip(text, other, strict=False))
+    difference = next((place for place, (one, two) in pairs if one != two), len(other))
+    start = max(0, difference - _MOST_SHOWN // 2)
+    shown = text[start : start + _MOST_SHOWN]
+    return f"{'...' if start else ''}{shown}{'...' if start + len(shown) < len(text) else ''}"
 
 
 def check_ids(sample_ids: npt.ArrayLike, size: int) -> Int64:

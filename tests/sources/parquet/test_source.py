@@ -294,7 +294,7 @@ def test_a_key_that_is_twice_in_a_path_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("columns", [None, ["x"], ["x_valid"]])
 def test_a_mask_with_the_name_of_a_column_names_the_option_that_adds_none(columns: Any, tmp_path: Path) -> None:
     path = write(pa.table({"x": [1], "x_valid": [2], "y": [3]}), tmp_path / "t.parquet")
-    with pytest.raises(SourceError, match="mask of column 'x'") as caught:
+    with pytest.raises(SourceError, match=r"one name[\s\S]*the mask of 'x'") as caught:
         rf.open(path, nulls="mask", columns=columns)
     assert 'pass nulls="error", which adds no masks' in str(caught.value.remedy)
     assert samples_of(rf.open(path, nulls="error"), [0]) == [{"x": 1, "x_valid": 2, "y": 3}]

@@ -12,7 +12,7 @@ import numpy as np
 from rankfeed._util.validate import check_choice
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
-from rankfeed.sources.source import class_labels
+from rankfeed.sources.source import class_labels, from_difference
 
 Nulls = Literal["error", "mask"]
 #: Path to a column: the name of the top-level column, then field numbers in structs.
@@ -55,10 +55,9 @@ def fields_of(
         if columns is None or name in columns or (nulls == "mask" and name.removesuffix(VALID) in columns):
             is_mask = nulls == "mask" and name.endswith(VALID) and name.removesuffix(VALID) in fields
             raise SourceError(
-                f"the mask of column {name.removesuffix(VALID)!r} has the name of another column"
-                if is_mask
-                else "two columns have one name",
-                found=repr(name),
+                "two columns have one name",
+                found=f"{name!r}"
+                + (f", a column and the mask of {name.removesuffix(VALID)!r}" if is_mask else ""),
                 remedy="rename one of the columns where the data are written, or leave both out with columns="
                 + ('; or pass nulls="error", which adds no masks' if is_mask else ""),
             )
@@ -77,10 +76,19 @@ def logical_types_of(schema: Any) -> dict[str, str]:
             kind = _value_type(kind.value_type)
         if pa.types.is_temporal(kind) or pa.types.is_int64(kind):
             types[name] = str(kind)
-    features = None
+    return types | _stored_labels(schema)
+
+
+def _stored_labels(schema: Any) -> dict[str, str]:
+    """The class labels in the metadata that `datasets` adds to a schema."""
     with suppress(ValueError, KeyError, TypeError, RecursionError):
-        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
-    return types | labels_of_features(features)
+        return labels_of_features(json.loads(_features_of(schema))["info"]["features"])
+    return {}
+
+
+def _features_of(schema: Any) -> bytes:
+    features: bytes = (schema.metadata or {}).get(b"huggingface", b"")
+    return features
 
 
 def labels_of_features(features: Any) -> dict[str, str]:
@@ -236,9 +244,14 @@ def check_same_schema(
 
     Of ``columns``, the names of fields that are read, only these are compared; None for all.
     """
-    if first.equals(other):
+    if first.equals(other) and _features_of(first) == _features_of(other):
         return
     expected, found = (_column_types(schema, columns) for schema in (first, other))
+    labels, other_labels = _stored_labels(first), _stored_labels(other)
+    for name in sorted(labels.keys() & other_labels.keys()):
+        one, two = labels[name], other_labels[name]
+        if one != two and (columns is None or name in columns):
+            expected[name], found[name] = from_difference(one, two), from_difference(two, one)
     if expected != found:
         name = next(each for each in [*expected, *found] if expected.get(each) != found.get(each))
         kinds = expected.get(name, "no such column"), found.get(name, "no such column")
