@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.loading.feeds import ENGINES, NAMES, same
+from tests.loading.feeds import ENGINES, NAMES, Memory, ReusedOutput, Wrapped, same
 from torch.utils.data import Dataset
 
 import rankfeed as rf
@@ -538,3 +538,22 @@ def test_a_transform_that_changes_its_sample_in_place_changes_no_sample_of_the_u
         assert [t for batch in batches for t in batch["inner"]["t"].flatten().tolist()] == list(range(1, 21))
     assert samples[0]["x"].tolist() == [0, 0, 0]
     assert samples[0]["list"] == [0]
+
+
+@pytest.mark.parametrize("engine", [ENGINES[0], ENGINES[1], ENGINES[3]], ids=[NAMES[0], NAMES[1], NAMES[3]])
+@pytest.mark.parametrize("kind", ["array", "view", "tensor", "list", "dict"])
+@pytest.mark.parametrize("source", ["columns", "dataset", "stream"])
+def test_a_transform_that_uses_the_memory_of_its_result_again(
+    source: str, kind: str, engine: dict[str, Any]
+) -> None:
+    sources: dict[str, Any] = {
+        "columns": Memory(20),
+        "dataset": Wrapped([{"y": number * 10} for number in range(20)]),
+        "stream": rf.from_iterable([{"y": number * 10} for number in range(20)]),
+    }
+    for collate_fn in (None, torch.utils.data.default_collate):
+        options: dict[str, Any] = {"collate_fn": collate_fn, "topology": rf.Topology(), **engine}
+        loader: Any = rf.Loader(sources[source], 4, transform=ReusedOutput(kind), **options)
+        for batch in loader:
+            x = batch["x"][0] if isinstance(batch["x"], list) else batch["x"]
+            assert (x.reshape(4, -1) == batch["number"][:, None]).all()

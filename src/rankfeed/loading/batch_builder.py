@@ -479,7 +479,7 @@ class BatchBuilder:
                     where=f"{self.source.name_of(sample_id)}, {spec.where}",
                     remedy=f"return the sample; {LEAVE_OUT}",
                 )
-            transformed.append(result)
+            transformed.append(copy_sample(result))  # the transform may write the next one to the same memory
         return transformed
 
     def _read(self, ids: Int64, epoch: int) -> Columns | Sequence[Any]:
