@@ -419,6 +419,31 @@ class NumberStream(IterableDataset[dict[str, int]]):
         return iter([{"x": 0}])
 
 
+class Wrapping(IterableDataset[Any]):
+    """Iterates a loader that is copied into each worker, or created there."""
+
+    def __init__(self, wrap: Any, *, created: bool) -> None:
+        self.wrap = wrap
+        self.loader = None if created else self.create()
+
+    def create(self) -> Any:
+        return Loader(self.wrap([{"x": index} for index in range(20)]), 5, topology=Topology())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.create() if self.loader is None else self.loader)
+
+
+@pytest.mark.parametrize("created", [False, True], ids=["copied", "created"])
+@pytest.mark.parametrize("wrap", [rf.from_dataset, rf.from_iterable], ids=["dataset", "stream"])
+def test_several_workers_of_a_dataloader_may_not_iterate_a_loader(wrap: Any, created: bool) -> None:
+    for num_workers in (0, 1):
+        alone: Any = DataLoader(Wrapping(wrap, created=created), None, num_workers=num_workers)
+        assert Counter(x for batch in alone for x in batch["x"].tolist()) == Counter(range(20))
+    several: Any = DataLoader(Wrapping(wrap, created=created), None, num_workers=2)
+    with pytest.raises(errors.ArgumentError, match=r"worker 0 of 2[\s\S]*num_workers=[\s\S]*rankfeed\.split"):
+        list(several)
+
+
 def test_a_torch_dataset_is_wrapped() -> None:
     given: Any
     for given in (Numbers(), [{"x": index} for index in range(5)], Subset(Numbers(), range(5))):

@@ -238,6 +238,24 @@ def refuse_unprepared(loader: Any) -> None:
         )
 
 
+# A torch DataLoader copies its dataset into each worker, and with it a rankfeed loader that the dataset iterates.
+
+
+def refuse_copies_in_workers(loader: Any) -> None:
+    """Refuse to be iterated by several workers of a torch DataLoader, of which each would deliver all samples."""
+    worker, workers = Topology.worker()
+    if workers > 1:
+        raise ArgumentError(
+            "this rankfeed.Loader is iterated in a worker of a torch DataLoader, and each of the workers would "
+            "deliver all samples of the rank",
+            expected="a Loader that is iterated by the training loop, or by a DataLoader with at most one worker",
+            found=f"worker {worker} of {workers}",
+            where=_rank(loader.topology),
+            remedy="iterate the Loader itself, which has num_workers=; for a stock DataLoader use rankfeed.split "
+            "in its IterableDataset, or a rankfeed.DistributedSampler",
+        )
+
+
 # Accelerate 1.15: ``prepare`` shards every DataLoader, whether its sampler or dataset is sharded already or not
 # (huggingface/accelerate#3520, #4199). WebDataset 1.0: ``split_by_node`` and ``split_by_worker`` take every n-th
 # item of any input (webdataset/webdataset#441). The wrapper that shards is among the callers of the iteration.

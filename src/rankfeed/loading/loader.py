@@ -18,6 +18,7 @@ from rankfeed.errors import ArgumentError, StreamError, safe_repr
 from rankfeed.loading._compat import (
     DataLoaderAttributeError,
     DataLoaderCompat,
+    refuse_copies_in_workers,
     refuse_ignored_checkpoint,
     refuse_unprepared,
 )
@@ -98,8 +99,10 @@ class Loader(DataLoaderCompat):
         columns: names of the columns to read, in the order of the batch; None for all. The mask of a column is
             read with it.
         transform: called with each sample (a dict), or with the sample and a numpy Generator that is keyed by
-            (seed, epoch, sample id); returns the new sample.
-        batch_transform: called with each batch, or with the batch and a Generator.
+            (seed, epoch, sample id); returns the new sample, which is copied: the next one may use its memory
+            again (with worker threads, memory of the thread: several call the transform at the same time).
+        batch_transform: called with each batch, or with the batch and a Generator. It must return new memory for
+            each batch, or change the batch in place: workers build later batches while the loop uses this one.
         collate_fn: called with a list of samples; returns the batch, instead of the loader's own collation.
             Samples that are dicts have the ``id_column``. A batch of ``collate_fn`` or ``batch_transform`` must
             have a row for each sample. That is proven by the id column, if the batch has it, or by the number of
@@ -274,6 +277,7 @@ class Loader(DataLoaderCompat):
         )
 
     def __iter__(self) -> Iterator[Batch]:
+        refuse_copies_in_workers(self)
         if not self.is_stream:
             refuse_unprepared(self)
             if self.progress.is_new:
