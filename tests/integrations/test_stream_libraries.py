@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,6 +84,26 @@ def test_a_pipeline_of_webdataset_keeps_its_dicts_and_tuples(tmp_path: Path) -> 
     assert isinstance(first, tuple)
     assert first[0].tolist() == [0, 1]
     assert first[1] == ["0000", "0001"]
+
+
+def test_a_shuffle_of_webdataset_without_a_seed_is_not_resumed(tmp_path: Path) -> None:
+    wds = pytest.importorskip("webdataset")
+    with wds.TarWriter(str(tmp_path / "a.tar")) as writer:
+        for number in range(40):
+            writer.write({"__key__": f"{number:04d}", "cls": number})
+
+    def pipeline(rng: random.Random | None = None) -> Any:
+        return wds.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False).shuffle(20, rng=rng).decode()
+
+    def resumed(open_stream: Callable[[], Any]) -> list[int]:
+        first, second = (rf.Loader(rf.from_iterable(open_stream), 4, topology=rf.Topology()) for _ in range(2))
+        seen = [x for batch in itertools.islice(iter(first), 3) for x in batch["cls"].tolist()]
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        return seen + [x for batch in second for x in batch["cls"].tolist()]
+
+    with pytest.raises(StateError, match="in another order"):
+        resumed(pipeline)
+    assert Counter(resumed(lambda: pipeline(random.Random(7)))) == Counter(range(40))
 
 
 def test_lightning_trains_on_a_stream_and_accelerate_leaves_it_alone(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfeed.errors import PlanError, StreamError
 from rankfeed.loading.batch_builder import BatchSpec
-from rankfeed.loading.streams.sharding import StreamPosition, StreamSharding, sample_fingerprint
-from rankfeed.loading.streams.stream import Stream
+from rankfeed.loading.streams.sharding import StreamPosition, StreamSharding
+from rankfeed.loading.streams.stream import Stream, samples_fingerprint
 from rankfeed.plan import Plan, Schedule
 from rankfeed.plan.schedule import Tail
 from rankfeed.topology import Topology
@@ -147,8 +148,10 @@ def test_a_share_of_its_own_is_taken_whole() -> None:
 
 def test_marks_tell_streams_apart_and_let_random_numbers_be() -> None:
     same = [{"text": "a", "x": np.random.rand(3), "n": 1.5}, {"text": "a", "x": np.random.rand(3), "n": 2.5}]
-    assert sample_fingerprint(same[0]) == sample_fingerprint(same[1])
+    assert samples_fingerprint([same[0]]) == samples_fingerprint([same[1]])
     keyed = [{"__key__": "a", "__url__": f"/{node}/0.tar"} for node in ("n1", "n2")]
-    assert sample_fingerprint(keyed[0]) == sample_fingerprint(keyed[1])
+    assert samples_fingerprint([keyed[0]]) == samples_fingerprint([keyed[1]])
     others = [{"text": "b"}, {"text": "a", "label": 1}, ("a",), "a", b"a", 1, 2, None]
-    assert len({sample_fingerprint(each) for each in others}) == len(others) - 1  # a tuple of one is its only word
+    assert len({samples_fingerprint([each]) for each in others}) == len(others)
+    numbers = [7, np.int64(7), np.array(7), np.array([7]), torch.tensor(7), torch.tensor([7])]
+    assert len({samples_fingerprint([{"id": each}]) for each in numbers}) == 1

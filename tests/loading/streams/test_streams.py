@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, PlanError, StateError, StreamError, TopologyError, TransformError
@@ -152,6 +153,67 @@ def test_an_epoch_resumes_after_each_step_on_any_number_of_ranks() -> None:
                     break
                 for batch in batches:
                     seen += counted(batch)
+
+
+class Unseeded:
+    """Streams of 40 samples in another order each time they are opened."""
+
+    @staticmethod
+    def shuffled() -> Iterator[dict[str, int]]:
+        return ({"x": number} for number in random.sample(range(40), 40))
+
+    @staticmethod
+    def keyed() -> Iterator[dict[str, Any]]:
+        return ({"__key__": str(number), "x": number} for number in random.sample(range(40), 40))
+
+    @staticmethod
+    def arrays() -> Iterator[dict[str, Any]]:
+        return ({"x": np.int64(number), "y": np.ones(3)} for number in random.sample(range(40), 40))
+
+    @staticmethod
+    def dataloader() -> Iterator[dict[str, Any]]:
+        return iter(DataLoader([{"x": number} for number in range(40)], batch_size=None, shuffle=True))
+
+
+@pytest.mark.parametrize("stream", ["shuffled", "keyed", "arrays", "dataloader"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stream_in_another_order_is_not_resumed_by_counting(stream: str, engine: dict[str, Any]) -> None:
+    def loader(rank: int, ranks: int, batch_size: int) -> Any:
+        opened = rf.from_iterable(getattr(Unseeded, stream))
+        return rf.Loader(opened, batch_size, topology=place(rank, ranks), **engine)
+
+    first = loader(0, 1, 4)
+    for _ in itertools.islice(iter(first), 3):
+        pass
+    state = json.loads(json.dumps(first.state_dict()))
+    for rank, ranks in ((0, 1), (1, 3)):
+        resumed = loader(rank, ranks, 3)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        with pytest.raises(StateError, match=r"in another order[\s\S]*position 12[\s\S]*seed"):
+            next(iter(resumed))
+    earlier = loader(0, 1, 4)  # a state without a fingerprint, as earlier versions wrote it
+    earlier.load_state_dict({name: value for name, value in state.items() if name != "last"})
+    assert sum(len(batch["x"]) for batch in earlier) == 28
+    for _ in first:
+        end = first.state_dict()
+    ended = loader(0, 1, 4)
+    ended.load_state_dict(end)  # nothing is left, so the order does not matter
+    assert Counter(x for batch in ended for x in batch["x"].tolist()) == Counter(range(40))
+    assert ended.epoch == 2
+
+
+def test_streams_whose_samples_are_random_resume_by_their_keys() -> None:
+    def stream() -> Iterator[dict[str, Any]]:
+        return (
+            {"__key__": str(i), "x": i, "noise": random.random(), "text": str(random.random())} for i in range(20)
+        )
+
+    first: Any = rf.Loader(rf.from_iterable(stream), 4, topology=place(0, 1))
+    next(iter(first))
+    resumed: Any = rf.Loader(rf.from_iterable(stream), 4, topology=place(0, 1))
+    resumed.load_state_dict(first.state_dict())
+    assert [x for batch in resumed for x in batch["x"].tolist()] == [*range(4, 20)]
 
 
 class Stateful:

@@ -56,13 +56,22 @@ class StreamState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     shards: int  # number of streams: one for each rank, or 0 where all ranks read the same one
     at: int = 0  # samples read when the stream returned its own state
     own: Any = None  # that state
+    last: str = ""  # fingerprint of the samples before the position, if all ranks read them
 
 
 @dataclass(frozen=True)
 class StreamCursor(Cursor):
-    """A position between two steps of a stream, with the stream's own state there or before, if it has one."""
+    """A position between two steps of a stream."""
 
-    snapshot: StreamSnapshot | None = None
+    snapshot: StreamSnapshot | None = None  # the stream's own state there or before, if it has one
+    fingerprint: str = ""  # of the samples before it, if it is known
+
+
+def _stream_cursor(cursor: Cursor) -> StreamCursor:
+    """A position of a loader, which may be a plain Cursor."""
+    if isinstance(cursor, StreamCursor):
+        return cursor
+    return StreamCursor(cursor.epoch, cursor.position, cursor.steps)
 
 
 class StreamFeed:
@@ -95,9 +104,10 @@ class StreamFeed:
         return False
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
-        snapshot = getattr(cursor, "snapshot", None) or StreamSnapshot(0, b"null")
+        at = _stream_cursor(cursor)
+        snapshot = at.snapshot or StreamSnapshot(0, b"null")
         position = {"epoch": cursor.epoch, "position": cursor.position, "steps": cursor.steps}
-        own = {"at": snapshot.num_read, "own": msgspec.json.decode(snapshot.content)}
+        own = {"at": snapshot.num_read, "own": msgspec.json.decode(snapshot.content), "last": at.fingerprint}
         return {"rankfeed": VERSION, **position, "seed": self._builder.seed, "shards": self._shards, **own}
 
     def load_state(self, state: Mapping[str, Any]) -> Cursor:
@@ -121,7 +131,7 @@ class StreamFeed:
                 found=f"{cursor.position} samples, the stream's own state at {parsed.at}",
             )
         snapshot = None if parsed.own is None else StreamSnapshot(parsed.at, msgspec.json.encode(parsed.own))
-        return StreamCursor(cursor.epoch, cursor.position, cursor.steps, snapshot)
+        return StreamCursor(cursor.epoch, cursor.position, cursor.steps, snapshot, parsed.last)
 
     def run(self, begun: Cursor) -> Iterator[tuple[BatchResult, Cursor]]:
         options, stream, builder = self._options, self._stream, self._builder
@@ -145,9 +155,14 @@ class StreamFeed:
                 "fields": "not inferred yet" if builder.layout is None else builder.layout,
             }
             window = check_same_start(group, topology.rank, equal, ranks, window)
-        snapshot: StreamSnapshot | None = getattr(begun, "snapshot", None)  # a plain Cursor has none
+        at = _stream_cursor(begun)
         open_stream = partial(
-            stream.open, epoch=begun.epoch, shard=(topology.rank, ranks), start=start, snapshot=snapshot
+            stream.open,
+            epoch=begun.epoch,
+            shard=(topology.rank, ranks),
+            start=start,
+            snapshot=at.snapshot,
+            fingerprint=at.fingerprint,
         )
         batches = StreamBatches(open_stream, sharding, builder, options)
         try:
@@ -164,7 +179,8 @@ class StreamFeed:
                 for steps, (result, position) in enumerate(agreed, begun.steps + 1):
                     full_steps = (steps - begun.steps) * options.batch_size * ranks
                     delivered = begun.position + full_steps if stream.sharded else position.num_read
-                    yield result, StreamCursor(begun.epoch, delivered, steps, position.snapshot)
+                    snapshot, fingerprint = position.snapshot, position.fingerprint
+                    yield result, StreamCursor(begun.epoch, delivered, steps, snapshot, fingerprint)
         finally:
             batches.close()
             self._unfinished_read = batches.unfinished_read

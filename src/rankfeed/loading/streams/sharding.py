@@ -1,6 +1,6 @@
 """Divides a stream into steps, and the steps among ranks: what a Schedule is for a plan."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -12,7 +12,6 @@ from rankfeed.errors import PlanError, StreamError
 from rankfeed.loading.batch_builder import BatchSpec
 from rankfeed.loading.streams.stream import StreamReader, StreamSnapshot
 from rankfeed.plan import Tail
-from rankfeed.storage.checksum import digest_of
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class StreamPosition:
 
     num_read: int  # samples of the stream up to and including this step
     snapshot: StreamSnapshot | None = None  # the stream's own state at this position or before it
-    fingerprint: str = ""  # of the last sample, to compare ranks (see `sample_fingerprint`)
+    fingerprint: str = ""  # of the last samples, if all ranks read them (see `StreamReader.fingerprint`)
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,7 @@ class StreamSharding:
                 yield smaller, mine[split:], StreamPosition(held_from.num_read + total, held_from.snapshot)
 
     def _position(self, reader: StreamReader) -> StreamPosition:
-        is_compared = self.stride > 1 and reader.last
-        fingerprint = sample_fingerprint(reader.last[0]) if is_compared else ""
+        fingerprint = "" if self.sharded else reader.fingerprint()
         return StreamPosition(reader.num_read, reader.snapshot(), fingerprint)
 
     def _check_length(self, total: int) -> None:
@@ -131,29 +129,3 @@ def empty_stream(summary: str, where: str | None = None) -> StreamError:
         where=where,
         remedy="let the factory open the stream at each call: an iterator that was created outside is exhausted",
     )
-
-
-def sample_fingerprint(sample: Any) -> str:
-    """A hash by which ranks compare their streams: of the sample's key, or of its strings and integers.
-
-    Arrays and floats are left out, since a stream may draw them at random: different samples may have equal
-    fingerprints, but ranks with different fingerprints read different streams.
-    """
-    if isinstance(sample, Mapping) and "__key__" in sample:
-        sample = sample["__key__"]
-    return digest_of(*_hashable_parts(sample))
-
-
-def _hashable_parts(value: Any) -> Iterator[bytes]:
-    if isinstance(value, str):
-        yield b"s" + value.encode(errors="replace")
-    elif isinstance(value, (bytes, bytearray)):
-        yield bytes(value)
-    elif isinstance(value, int):
-        yield str(int(value)).encode()
-    elif isinstance(value, Mapping):
-        for item in value.items():
-            yield from _hashable_parts(item)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _hashable_parts(each)

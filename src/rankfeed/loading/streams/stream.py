@@ -7,25 +7,34 @@ import inspect
 import logging
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, cast
 
 import msgspec
+import numpy as np
+import torch
 
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, StateError, StreamError, describe_error, safe_str
 from rankfeed.loading._compat import ShuffleOrder, shuffle_order
 from rankfeed.sources.source import Declared
+from rankfeed.storage.checksum import digest_of
 
 _log = logging.getLogger("rankfeed")
 #: Parameters that a factory may have.
 _FACTORY_PARAMETERS = ("epoch", "shard", "start")
 #: Samples skipped between looks at the clock, and seconds between messages about the progress.
 _SKIP_CHUNK, _REPORT_INTERVAL = 1 << 16, 10.0
+#: Samples before a position whose fingerprint tells the order of a stream.
+_SAMPLES_COMPARED = 3
+#: Characters or bytes of a string, and elements of a list, that are part of a fingerprint.
+_LENGTH_COMPARED, _ELEMENTS_COMPARED = 4096, 64
+_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,9 @@ class Stream:
         shard: tuple[int, int] = (0, 1),
         start: int = 0,
         snapshot: StreamSnapshot | None = None,
+        fingerprint: str = "",
     ) -> StreamReader:
+        """Open it at a position: ``fingerprint`` is that of the samples before it in a state, if it is known."""
         arguments = {"epoch": epoch, "shard": shard, "start": start}
         where = f"epoch {epoch}, rank {shard[0]}"
         # The state of a stream of one rank is not kept: a checkpoint is the same on all ranks.
@@ -118,6 +129,19 @@ class Stream:
                 found=reader.num_read,
                 where=where,
             )
+        read = reader.fingerprint()
+        if (
+            fingerprint not in ("", read) and not resumes and next(reader, None) is not None
+        ):  # else the epoch has ended: nothing can be lost
+            raise StateError(
+                "the stream yields other samples than in the job that saved, or the same in another order, so "
+                "that skipping as many would lose some and repeat others",
+                expected=f"samples before position {start} with the fingerprint {fingerprint}",
+                found=read,
+                where=where,
+                remedy="let the stream yield the same order whenever it is opened: give its shuffle a fixed seed, "
+                "or one that depends on the epoch; if only the content of samples is random, give them a __key__",
+            )
         return reader
 
 
@@ -134,7 +158,7 @@ class StreamReader:
     ) -> None:
         self._loaded = loaded
         self.num_read = num_read  # samples of the epoch that were read or skipped
-        self.last: list[Any] = []  # the last sample; empty before the first one
+        self._recent: deque[Any] = deque(maxlen=_SAMPLES_COMPARED)
         self.recorded: list[Any] | None = None  # if not None, all samples read
         self._iterator, self._owner, self._where = iterator, owner, where
 
@@ -149,10 +173,20 @@ class StreamReader:
         except (Exception, SystemExit) as error:
             raise _stream_error("the stream raised", error, f"sample {self.num_read}, {self._where}") from error
         self.num_read += 1
-        self.last = [sample]
+        self._recent.append(sample)
         if self.recorded is not None:
             self.recorded.append(sample)
         return sample
+
+    @property
+    def last(self) -> list[Any]:
+        """The last sample; empty before the first one."""
+        return [self._recent[-1]] if self._recent else []
+
+    def fingerprint(self) -> str:
+        """A hash of the last samples, by which ranks and jobs compare their streams; "" if some were not read."""
+        is_complete = len(self._recent) == min(self.num_read, _SAMPLES_COMPARED)
+        return samples_fingerprint(self._recent) if is_complete else ""
 
     def skip(self, number: int) -> None:
         """Read ``number`` samples, fewer where the stream ends, and keep only the last one."""
@@ -253,6 +287,45 @@ def _factory_parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
             remedy="bind them with functools.partial",
         )
     return tuple(each.name for each in parameters if each.name in _FACTORY_PARAMETERS)
+
+
+def samples_fingerprint(samples: Iterable[Any]) -> str:
+    """A hash by which streams are compared: of the samples' keys, or of their strings and integers.
+
+    Floats and arrays of several elements are left out, since a stream may draw them at random: different samples
+    may have equal fingerprints, but streams with different fingerprints are different.
+    """
+    pieces: list[bytes] = []
+    for sample in samples:
+        has_key = isinstance(sample, Mapping) and "__key__" in sample
+        _add_pieces(sample["__key__"] if has_key else sample, pieces)
+    return digest_of(b"".join(pieces))
+
+
+def _add_pieces(value: Any, pieces: list[bytes]) -> None:
+    """Append the strings and integers of a sample, of long ones the beginning and the length."""
+    if isinstance(value, str):
+        pieces += b"s%d:" % len(value), value[:_LENGTH_COMPARED].encode(errors="replace")
+    elif isinstance(value, int):
+        pieces.append(b"i%d," % value)
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            _add_pieces(name, pieces)
+            _add_pieces(each, pieces)
+    elif isinstance(value, (bytes, bytearray)):
+        pieces += b"b%d:" % len(value), bytes(value[:_LENGTH_COMPARED])
+    elif isinstance(value, (list, tuple)):
+        pieces.append(b"l%d:" % len(value))
+        for each in value[:_ELEMENTS_COMPARED]:
+            _add_pieces(each, pieces)
+    elif isinstance(value, (np.generic, np.ndarray)):
+        if value.size == 1 and value.dtype.kind in "iub":
+            _add_pieces(value.item(), pieces)
+    elif isinstance(value, torch.Tensor):
+        if value.numel() == 1 and value.dtype in _INTEGERS:
+            _add_pieces(value.item(), pieces)
+    elif isinstance(value, Mapping):
+        _add_pieces(dict(value), pieces)
 
 
 def _is_stateful(stream: object) -> bool:
