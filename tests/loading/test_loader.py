@@ -131,6 +131,26 @@ def test_exhausting_moves_on_to_the_next_epoch_and_a_break_begins_it_anew(engine
     assert second == delivered(list(_at_epoch(feed(), 1)))
 
 
+@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_a_loop_that_counts_the_steps_of_an_epoch_moves_on_to_the_next(engine: dict[str, Any], tail: str) -> None:
+    expected = feed(tail=tail)
+    loader = feed(tail=tail, **engine)
+    for epoch in range(3):
+        batches = [batch for _, batch in zip(range(len(loader)), loader, strict=False)]
+        assert loader.epoch == loader.state_dict()["epoch"] == epoch, "unchanged until the next iteration"
+        assert same(batches, list(expected))
+    resumed = feed(tail=tail, **engine)
+    resumed.load_state_dict(loader.state_dict())
+    assert same(next(iter(resumed)), next(iter(loader)))
+    for step, _ in enumerate(loader, 1):
+        if step == len(loader):
+            break
+    loader.set_epoch(loader.epoch)
+    assert same(list(loader), list(_at_epoch(feed(tail=tail), 3))), "an epoch that is named begins"
+    assert loader.epoch == 4
+
+
 def _at_epoch(loader: Loader, epoch: int) -> Loader:
     loader.set_epoch(epoch)
     return loader

@@ -208,6 +208,18 @@ def test_iterating_anew_after_a_break_begins_the_same_epoch(kind: Any) -> None:
     assert flat(loader) == expected
 
 
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_loop_that_counts_the_batches_of_an_epoch_moves_on_to_the_next(kind: Any) -> None:
+    loader, expected = (stock(kind(30, 4, shuffle=True, topology=Topology()), 30, 4) for _ in range(2))
+    for _ in range(3):
+        batches = [batch for _, batch in zip(range(len(loader)), loader, strict=False)]
+        assert [x for batch in batches for x in flat([batch])] == flat(expected)
+    sampler = kind(30, 4, shuffle=True, topology=Topology())
+    iterator, whole = iter(sampler), list(kind(30, 4, shuffle=True, topology=Topology()))
+    assert [next(iterator) for _ in range(len(whole) - 1)] == whole[:-1]
+    assert list(sampler) == whole, "the last item was not delivered"
+
+
 WORKERS: list[dict[str, Any]] = [
     {"num_workers": 0},
     {"num_workers": 1},

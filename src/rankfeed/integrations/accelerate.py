@@ -142,7 +142,8 @@ class AcceleratedLoader:
     def __iter__(self) -> Iterator[Any]:
         loader, gradients = self.loader, self.accelerator.gradient_state
         device = self.accelerator.device if self.accelerator.device_placement and loader.device is None else None
-        loader.set_epoch(loader.epoch)  # the next one, after a loaded state of the end of one
+        if loader.progress.is_loaded:
+            loader.set_epoch(loader.epoch)  # the next one, after a loaded state of the end of one
         batches = iter(loader)
         for batch in ActiveEpoch(loader.schedule_at(loader.progress.cursor)).count(batches, gradients):
             yield batch if device is None else to_device(batch, device)

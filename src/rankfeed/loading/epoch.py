@@ -36,19 +36,21 @@ class EpochProgress:
         #: Whether `begun` was loaded within an epoch, and neither named by `set_epoch` nor read from: if it is the
         #: end of its epoch, the next iteration is of the next epoch.
         self.is_loaded = False
+        #: Whether the last batch of the epoch has been delivered; a loop that counts does not ask for another one.
+        self.is_complete = False
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of another epoch; in the current one a loaded position is kept, even that of its end."""
         epoch = check_int("epoch", epoch, at_least=0)
         self.is_new = self.is_loaded = False
-        if epoch != self.cursor.epoch:
+        if epoch != self.cursor.epoch or self.is_complete:
             self.go_to(Cursor(epoch))
 
     def go_to(self, cursor: Cursor) -> None:
         """Continue somewhere else; an iteration that has started no longer advances the progress."""
         # One that has not started yet moves along: frameworks call `iter` before `set_epoch`.
         self.begun = self.cursor = self.previous = cursor
-        self.is_new = self.is_loaded = False
+        self.is_new = self.is_loaded = self.is_complete = False
         if self.started:
             self.generation += 1
 
@@ -67,7 +69,7 @@ class EpochProgress:
         """The generation of a new iteration; an epoch that was left before its end begins again."""
         self.is_new = False
         if self.cursor != self.begun:
-            self.go_to(Cursor(self.cursor.epoch))
+            self.go_to(self.cursor.next_epoch() if self.is_complete else Cursor(self.cursor.epoch))
         self.generation += 1
         self.started = False
         return self.generation
@@ -144,7 +146,7 @@ def iterate_epoch(
             stats.deliver(result, time.perf_counter() - built)
             if progress.generation == generation:
                 progress.previous, progress.cursor = progress.cursor, cursor
-                progress.is_loaded = False
+                progress.is_loaded, progress.is_complete = False, result.step + 1 == steps
             if result.step + 1 == steps:
                 # A framework that counts steps (Lightning) does not ask once more: free the workers and audit now.
                 next(results, None)

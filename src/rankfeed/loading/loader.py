@@ -70,7 +70,8 @@ class Loader(DataLoaderCompat):
     """Delivers one rank's share of a dataset, batch by batch.
 
     Iterating yields this rank's batches of one epoch, each a dict of tensors (see ``ragged``). After the last
-    batch of an epoch the loader moves on to the next epoch; after a break, iterating begins the same epoch again.
+    batch of an epoch the loader moves on to the next epoch, even if a loop that counts steps does not ask for
+    another batch (a stream has to be asked); after a break before it, iterating begins the same epoch again.
     An iterator that raised an error raises at each further ``next`` too: no step is skipped. ``state_dict`` then
     returns the position before the step that failed.
 

@@ -157,9 +157,12 @@ class PlanSampler(Generic[_Item]):
             # Counted before it is yielded: the consumer may abandon this generator afterwards.
             if self._begun is begun:
                 self._steps_yielded = step + 1
+            if step + 1 == len(schedule):
+                yield from items[:-1]
+                items = items[-1:]
+                self._exhausted = self._exhausted or self._begun is begun
             yield from items
-        if self._begun is begun:
-            self._exhausted = True
+        self._exhausted = self._exhausted or self._begun is begun  # without a step
 
     @abstractmethod
     def _steps(self, schedule: Schedule) -> Iterator[list[_Item]]: ...
