@@ -407,7 +407,9 @@ def _misfit(path: Path, cure: Cure, leaf: Leaf, found: object, row: int, *, beco
 #: float64 holds all integers up to this.
 _EXACT = 2.0**53
 #: Types of values that need no copy.
-_IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_IMMUTABLE = frozenset(
+    {bool, int, float, complex, str, bytes, type(None), np.int64, np.float32, np.float64, np.bool_}
+)
 
 
 def as_array(name: str, value: Any) -> npt.NDArray[Any]:
@@ -499,6 +501,8 @@ def _copy(value: Any) -> Any:
         return value.copy()
     if is_tensor(value):
         return value.clone()
+    if type(value) is dict:
+        return {name: each if type(each) in _IMMUTABLE else _copy(each) for name, each in value.items()}
     if isinstance(value, MutableMapping):
         copied = copy(value)
         for name, each in value.items():
