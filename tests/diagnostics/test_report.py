@@ -158,7 +158,7 @@ def test_a_trillion_samples_on_a_thousand_ranks_fit_a_screen(monkeypatch: pytest
 def test_a_shuffle_is_compared_with_a_perfect_one() -> None:
     blocks = np.full(200, 100)
     found = {
-        kind: figure(planned(Plan(blocks, shuffle=kind, window=500), 4, 16), "What a sample predicts")
+        kind: figure(planned(Plan(blocks, shuffle=kind, window=100), 4, 16), "What a sample predicts")
         for kind in ("none", "global", "window")
     }
     assert all(value > 0.8 for value in values(found["none"]))
