@@ -126,10 +126,11 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 def plain(rounds: int, path: Path, folder: Path, seed: int) -> Counter[str]:
+    """So many rounds, and more until a process has been killed in a quarter of them: builds may end before."""
     chance = random.Random(seed)
     figures: Counter[str] = Counter()
     within = 0.1
-    for number in range(rounds):
+    while (number := figures["rounds"]) < rounds or 4 * figures["killed"] < rounds:
         out = folder / f"out{number}"
         out.mkdir()
         begun = time.monotonic()
@@ -142,7 +143,7 @@ def plain(rounds: int, path: Path, folder: Path, seed: int) -> Counter[str]:
         figures["rounds"] += 1
     assert figures["left over"] == 0
     # One build a round, and another one for each builder that was killed.
-    assert rounds <= figures["builds"] <= rounds + figures["killed"]
+    assert figures["rounds"] <= figures["builds"] <= figures["rounds"] + figures["killed"]
     return figures
 
 
@@ -152,7 +153,6 @@ def test_plain_processes_that_are_killed_leave_one_committed_build(
 ) -> None:
     figures = plain(25 if thorough else 12, reader.path, tmp_path, fresh_seed())
     print(f"\n{dict(figures)}, {reader.looks} looks of a reader")
-    assert figures["killed"] > 5 or not thorough  # on a busy machine a dozen builds may end before they are killed
     assert reader.looks > 0
 
 
