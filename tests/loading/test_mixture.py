@@ -18,7 +18,9 @@ def complaints(loader: rf.Loader, epochs: int = 2) -> list[str]:
         for _ in range(epochs):
             for _ in loader:
                 pass
-    return [str(each.message) for each in caught if "poorly mixed" in str(each.message)]
+    about_mixture = [warning for warning in caught if "poorly mixed" in str(warning.message)]
+    assert all(warning.filename == __file__ for warning in about_mixture)  # the line that iterates
+    return [str(warning.message) for warning in about_mixture]
 
 
 def poor(rank: int = 0, **options: Any) -> rf.Loader:

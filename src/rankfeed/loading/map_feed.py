@@ -113,7 +113,7 @@ class MapFeed:
         warnings.warn(
             f"the batches of a rank are poorly mixed: {quality} ({ranks} ranks, batch_size={batch_size}, "
             f"window={plan.window}, lanes={plan.lanes}); {remedy_for(plan)}",
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def _batches(self, schedule: Schedule, ranks_of_node: int) -> Iterator[BatchResult]:
