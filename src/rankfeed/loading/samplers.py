@@ -160,9 +160,9 @@ class PlanSampler(Generic[_Item]):
             if step + 1 == len(schedule):
                 yield from items[:-1]
                 items = items[-1:]
-                self._exhausted = self._exhausted or self._begun is begun
+                self._exhausted |= self._begun is begun
             yield from items
-        self._exhausted = self._exhausted or self._begun is begun  # without a step
+        self._exhausted |= self._begun is begun  # without a step
 
     @abstractmethod
     def _steps(self, schedule: Schedule) -> Iterator[list[_Item]]: ...

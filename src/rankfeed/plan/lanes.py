@@ -131,22 +131,26 @@ class ScrambledLanes:
         short, longer = divmod(self.num_samples, self.count)
         key = Key.of("rows", self.seed, epoch)
         for places in _passes(len(sizes)):
-            lanes = places * self.count // len(sizes)
+            lanes, groups = self._lanes_of_units(places, len(sizes))
             eighth, rest = np.divmod(sizes[places], _STRATA)
-            groups = (lanes * self.groups // self.count).view(np.uint64)
-            shift = mix(groups + np.array(key.rounds[0], np.uint64)) % np.maximum(1, eighth).view(np.uint64)
+            words = mix(groups.view(np.uint64) + np.array(key.rounds[0], np.uint64))
+            shift = words % np.maximum(1, eighth).view(np.uint64)
             stratum = self._stratum(places, len(sizes), epoch, "rows")
             begin_in_lane = ends[places] - sizes[places] - lanes * short - np.minimum(lanes, longer)
             first = begin_in_lane + stratum * eighth + stratum * rest // _STRATA + shift.view(np.int64)
             rows[places] = first % np.maximum(1, sizes[places])
         return rows
 
+    def _lanes_of_units(self, places: Int64, units: int) -> tuple[Int64, Int64]:
+        """The lane that reads the unit at each place, and the group of the lane; as if units had one size."""
+        lanes = places * self.count // units
+        return lanes, lanes * self.groups // self.count
+
     def _stratum(self, places: Int64, units: int, epoch: int, purpose: str) -> Int64:
         """One of eight numbers for units: different in the lanes of a group, or in the turns of a lane."""
         lanes_apart = min(_STRATA, 1 << (self.count // self.groups).bit_length() - 1)
         units_apart = _STRATA // lanes_apart
-        lane = places * self.count // units
-        group = lane * self.groups // self.count
+        lane, group = self._lanes_of_units(places, units)
         of_lane = (lane + group * self.count // -self.groups) % lanes_apart
         turn, of_unit = np.divmod(places - -(-lane * units // self.count), units_apart)
         major = _scrambled(group, of_lane, lanes_apart, Key.of("strata", self.seed, epoch, purpose))
