@@ -288,7 +288,7 @@ def contend(label: str, path: str) -> dict[str, float]:
         while not done.wait(0.002):
             peak = max(peak, anonymous_bytes())
 
-    sampler = threading.Thread(target=sample)
+    sampler = threading.Thread(target=sample, daemon=True)  # an error ends the process
     sampler.start()
     began = time.perf_counter()
     rows = LARGE_CONTESTANTS[label](path)

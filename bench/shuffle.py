@@ -115,15 +115,21 @@ def main() -> None:
         torch.set_num_threads(1)  # a small network
         for row_groups, world_size in product((1, 100), (1, 4)):
             sizes = [20_000 // row_groups] * row_groups
-            windows = Plan(sizes, shuffle="window", window=1, lanes=64)
-            kinds: dict[str, dict[str, Any]] = {
-                "version 1": {"plan": windows.with_order(1)},
-                "version 2": {"plan": windows},
-                "shuffle=True": {"shuffle": True},
-                "global": {"shuffle": "global", "seed": 1},
-            }
-            found = {name: network(row_groups, world_size, options) for name, options in kinds.items()}
-            print(json.dumps({"row_groups": row_groups, "ranks": world_size, **found}), flush=True)
+            accuracies: dict[str, list[float]] = {}
+            for seed in range(arguments.seeds):
+                windows = Plan(sizes, shuffle="window", window=1, lanes=64, seed=seed)
+                kinds: dict[str, dict[str, Any]] = {
+                    "version 1": {"plan": windows.with_order(1)},
+                    "version 2": {"plan": windows},
+                    "shuffle=True": {"shuffle": True, "seed": seed},
+                    "global": {"shuffle": "global", "seed": arguments.seeds + seed},
+                }
+                for name, options in kinds.items():
+                    accuracies.setdefault(name, []).append(network(row_groups, world_size, options))
+            mean = {name: round(float(np.mean(each)), 3) for name, each in accuracies.items()}
+            print(
+                json.dumps({"row_groups": row_groups, "ranks": world_size, "mean": mean, **accuracies}), flush=True
+            )
         return
     titles = "blocks", "ranks", "batch", "window", "order", "classes", "of a global batch", "blocks in a batch"
     titles += "share of blocks", "decoded", "classes seen in 1, 3 epochs"
