@@ -42,12 +42,15 @@ def in_one_launch(number: int) -> None:
 
 
 def fill(staging: Path) -> None:
-    time.sleep(0.5)  # so that the others have started: the failure of an earlier launch does not count
+    time.sleep(1)  # so that the others call, too: the failure of an earlier launch does not count
     (staging / "a").write_bytes(b"a" * (4 << 20))
 
 
-def rank(path: Path, make: Callable[[Path], Any], before: Callable[[int], Any], number: int, said: Any) -> None:
+def rank(
+    path: Path, make: Callable[[Path], Any], before: Callable[[int], Any], number: int, said: Any, all_started: Any
+) -> None:
     before(number)
+    all_started.wait(600)
     try:
         rf.prepare_once(path, make, timeout=50)
         said.put("done")
@@ -60,8 +63,11 @@ def rank(path: Path, make: Callable[[Path], Any], before: Callable[[int], Any], 
 def on_all_ranks(path: Path, make: Callable[[Path], Any], before: Callable[[int], Any] = int) -> Counter[str]:
     """What each of four processes has to say."""
     context = multiprocessing.get_context("fork")
-    said = context.Queue()
-    processes = [context.Process(target=rank, args=(path, make, before, number, said)) for number in range(RANKS)]
+    said, all_started = context.Queue(), context.Barrier(RANKS)
+    processes = [
+        context.Process(target=rank, args=(path, make, before, number, said, all_started))
+        for number in range(RANKS)
+    ]
     for process in processes:
         process.start()
     told = Counter(said.get(timeout=600) for _ in processes)
