@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.tables import write_table
+from tests.support.values import plain
 
 import rankfeed as rf
 from rankfeed.columns.columns import ColumnBuffer, column_from_parts
@@ -23,14 +23,6 @@ from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import fields_of, roots_of
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return [plain(each) for each in value] if value.dtype == object else value.tolist()
-    if isinstance(value, list):
-        return [plain(each) for each in value]
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def rows_of(field: Field, stored: ColumnBuffer, rows: Sequence[int] | None = None) -> list[Any]:
@@ -208,7 +200,7 @@ def test_a_null_around_what_cannot_be_told_of_it_is_refused(array: Any) -> None:
         ("0.12345678901234567891", pa.decimal256(60, 20)),
     ],
 )
-@pytest.mark.parametrize("form", ["parquet", "arrow", "datasets"])
+@pytest.mark.parametrize("form", ["parquet", "arrow", "hf"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_decimal_that_float64_cannot_hold_is_refused(
     form: str, nested: bool, value: str, kind: Any, tmp_path: Path
@@ -218,14 +210,7 @@ def test_a_decimal_that_float64_cannot_hold_is_refused(
         pa.array([[[each]] for each in values], pa.list_(pa.list_(kind))) if nested else pa.array(values, kind)
     )
     table = pa.table({"id": range(4), "price": column})
-    path = tmp_path / f"t.{form}"
-    if form == "parquet":
-        pq.write_table(table, path)
-    elif form == "arrow":
-        with pa.ipc.new_file(path, table.schema) as writer:
-            writer.write(table)
-    else:
-        datasets.Dataset(table).save_to_disk(path)
+    path = write_table(table, tmp_path / f"t.{form}")
     words = (
         rf"lose digits[\s\S]*found: {re.escape(value)}, which[\s\S]*t\.{form}[\s\S]*column 'price'[\s\S]*columns="
     )
