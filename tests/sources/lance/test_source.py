@@ -2,11 +2,9 @@
 
 import os
 import pickle
-import random
 import shutil
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
@@ -20,9 +18,10 @@ import pyarrow as pa
 import pytest
 import torch
 from lance.blob import blob_array, blob_field
+from tests.support.values import samples_of
 
 import rankfeed as rf
-from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
+from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.lance import process as lance_process
 from rankfeed.sources.lance import source as source_module
 from rankfeed.sources.lance.process import TableHandle, inspect_table
@@ -73,23 +72,12 @@ def folder(pristine: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(pristine, tmp_path / "t.lance"))
 
 
-def plain(value: Any) -> Any:
-    """Numbers and arrays as Lance gives them: Python's."""
-    if isinstance(value, list):
-        return [plain(each) for each in value]
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def samples(source: rf.Source, ids: Any) -> list[dict[str, Any]]:
-    return [{name: plain(value) for name, value in each.items()} for each in source.fetch(ids).samples()]
-
-
 def test_rows_are_those_that_lance_reads_in_any_order(pristine: Path, source: LanceSource) -> None:
     expected = lance.dataset(pristine).to_table().to_pylist()
     order = np.random.default_rng(1).integers(0, len(source), 900)
     assert len(source) == len(expected)
-    assert samples(source, range(len(source))) == expected
-    assert samples(source, order) == [expected[each] for each in order]
+    assert samples_of(source, range(len(source))) == expected
+    assert samples_of(source, order) == [expected[each] for each in order]
     assert {name: str(field) for name, field in source.fields.items()} == {
         "id": "int64",
         "vector": "float32[2]",
@@ -113,8 +101,8 @@ def test_long_ranges_and_single_rows_are_the_same_rows(
 ) -> None:
     monkeypatch.setattr(source_module, "_CHUNK_BYTES", 1000)
     in_ranges = LanceSource(pristine, cache_bytes=10_000)
-    expected = samples(source, range(len(source)))
-    assert samples(in_ranges, range(len(source))) == expected
+    expected = samples_of(source, range(len(source)))
+    assert samples_of(in_ranges, range(len(source))) == expected
     assert np.array_equal(in_ranges.blocks, source.blocks)
     assert in_ranges.fingerprint == source.fingerprint
     ids = np.arange(0, len(source), 5)
@@ -128,12 +116,12 @@ def test_a_filter_lets_through_what_lance_lets_through(pristine: Path, condition
     source = rf.open(pristine, filter=condition, columns=["id", "text"])
     expected = lance.dataset(pristine).to_table(["id", "text"], filter=condition).to_pylist()
     order = np.random.default_rng(2).permutation(len(expected))
-    assert samples(source, order) == [expected[each] for each in order]
+    assert samples_of(source, order) == [expected[each] for each in order]
     ends = np.cumsum(SIZES)
     fragment = Counter(int(ends.searchsorted(row["id"], side="right")) for row in expected)
     assert source.blocks.tolist() == [fragment[number] for number in range(len(SIZES))]
     again = pickle.loads(pickle.dumps(source))
-    assert (samples(again, order[:9]), again.fingerprint) == (samples(source, order[:9]), source.fingerprint)
+    assert (samples_of(again, order[:9]), again.fingerprint) == (samples_of(source, order[:9]), source.fingerprint)
     assert source.fingerprint != rf.open(pristine, columns=["id", "text"]).fingerprint
 
 
@@ -150,10 +138,6 @@ def test_the_version_is_that_of_the_moment_of_opening_everywhere(folder: Path) -
     latest = rf.open(folder)
     assert len(latest) == len(source) + 5 - 10 + 1 * (source[9]["id"] > 9)
     assert latest.fingerprint != source.fingerprint
-
-
-def test_the_fingerprint_does_not_depend_on_the_place(folder: Path, source: LanceSource) -> None:
-    assert rf.open(folder).fingerprint == source.fingerprint
 
 
 def test_columns_restrict_what_is_offered_and_read(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,28 +189,22 @@ def test_blobs_are_read_for_the_rows_asked_for_alone(
     ) == Counter((each, contents[each]) for each in kept)
 
 
-def test_nulls_are_an_error_that_names_the_row_or_are_masked(tmp_path: Path) -> None:
-    path = tmp_path / "n"
-    field = pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
-    schema = pa.schema([pa.field("x", pa.int64()), field])
-    table = pa.table([[1, 2, None], [b"a", None, b"c"]], schema=schema)
-    lance.write_dataset(table, path, data_storage_version="2.1")
-    source = rf.open(path)
-    with pytest.raises(SourceError, match=r"null[\s\S]*version 1, fragment 0, row 2, column 'x'[\s\S]*nulls="):
-        source.fetch([0, 2], ["x"])
-    for cache in (0, 1 << 30):
-        some = rf.open(path, filter="x is null or x = 2", cache_bytes=cache)
-        with pytest.raises(SourceError, match=r"null[\s\S]*version 1, [a-z 0]*, row 2, column 'x'"):
-            some.fetch([1], ["x"])
-    assert samples(source, [0]) == [{"x": 1, "image": b"a"}]
+def test_a_null_blob_names_its_row_or_is_masked(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"})])
+    lance.write_dataset(pa.table([[b"a", None, b"c"]], schema=schema), tmp_path / "n", data_storage_version="2.1")
     with pytest.raises(SourceError, match=r"null[\s\S]*version 1, row 1, column 'image'[\s\S]*nulls="):
-        source.fetch([2, 1], ["image"])
-    masked = rf.open(path, nulls="mask")
-    assert samples(masked, [2, 1]) == [
-        {"x": 0, "x_valid": False, "image": b"c", "image_valid": True},
-        {"x": 2, "x_valid": True, "image": b"", "image_valid": False},
-    ]
-    assert list(masked.fetch([0], ["image_valid"]).samples()[0].values()) == [True]
+        rf.open(tmp_path / "n").fetch([2, 1])
+    masked = rf.open(tmp_path / "n", nulls="mask")
+    assert [list(sample.values()) for sample in samples_of(masked, [2, 1])] == [[b"c", True], [b"", False]]
+    assert samples_of(masked, [0], ["image_valid"]) == [{"image_valid": True}]
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
+def test_a_null_among_filtered_rows_names_the_row_of_the_table(cache_bytes: int, tmp_path: Path) -> None:
+    lance.write_dataset(pa.table({"x": [1, 2, None]}), tmp_path / "n")
+    source = rf.open(tmp_path / "n", filter="x is null or x = 2", cache_bytes=cache_bytes)
+    with pytest.raises(SourceError, match=r"null[\s\S]*version 1, [a-z 0]*, row 2, column 'x'"):
+        source.fetch([1])
 
 
 def delivered(batches: Iterable[Any]) -> Counter[int]:
@@ -372,43 +350,18 @@ def test_twenty_times_every_row_once_under_every_start_method(source: LanceSourc
     stock(source, method, 20)
 
 
-def test_threads_read_at_once(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "_CHUNK_BYTES", 1000)
-    source = LanceSource(pristine, cache_bytes=10_000)
-    expected = samples(source, range(len(source)))
-    wrong: list[int] = []
-
-    def read(seed: int) -> None:
-        ids = np.random.default_rng(seed).integers(0, len(source), (20, 16))
-        wrong.extend(seed for each in ids if samples(source, each) != [expected[row] for row in each])
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong
-
-
-def test_a_version_that_was_cleaned_up_is_named(folder: Path) -> None:
-    source = LanceSource(folder)
-    table = lance.dataset(folder)
-    table.optimize.compact_files(target_rows_per_fragment=10_000)
-    lance.dataset(folder).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
-    with pytest.raises(SourceError, match=rf"version {source.version}[\s\S]*remedy"):
-        source.fetch([0])
-    with pytest.raises(SourceError, match=rf"no version {source.version}[\s\S]*tag it"):
-        rf.open(folder, version=source.version)
-
-
-def test_a_version_that_is_cleaned_up_while_it_is_read_is_named(folder: Path) -> None:
-    source = LanceSource(folder)
+def test_a_version_that_is_cleaned_up_is_named(folder: Path) -> None:
+    unread, source = LanceSource(folder), LanceSource(folder)
     source.fetch([0])
     lance.dataset(folder).optimize.compact_files(target_rows_per_fragment=10_000)
     lance.dataset(folder).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
     for read in (lambda: source.fetch([200]), lambda: source._take(np.array([60, 200]), ("id",))):
         with pytest.raises(CorruptError, match=rf"missing[\s\S]*version {source.version}, fragment [\s\S]*tag it"):
             read()
+    with pytest.raises(SourceError, match=rf"version {source.version}[\s\S]*remedy"):
+        unread.fetch([0])
+    with pytest.raises(SourceError, match=rf"no version {source.version}[\s\S]*tag it"):
+        rf.open(folder, version=source.version)
 
 
 @pytest.mark.parametrize("change", [1, -1000])
@@ -463,53 +416,6 @@ def test_another_table_in_its_place_is_not_read_on_with(folder: Path) -> None:
     write(folder)
     with pytest.raises(SourceError, match=r"replaced[\s\S]*version 7"):
         pickle.loads(travelling).fetch([0])
-
-
-def test_it_pickles_small_and_without_what_was_read(source: LanceSource) -> None:
-    source.fetch(range(len(source)))
-    assert len(pickle.dumps(source)) < 4000
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_damaged_tables_are_an_error_or_what_the_files_say(pristine: Path, tmp_path: Path) -> None:
-    """In a process of its own each; a library that ends its process is counted, and must stay rare."""
-    rng, ends = random.Random(7), Counter[str]()
-    for number in range(300):
-        folder = Path(shutil.copytree(pristine, tmp_path / str(number)))
-        parts = [path for path in folder.rglob("*") if path.parent.name in ("data", "_deletions", "_versions")]
-        path = rng.choice(parts)
-        content = bytearray(path.read_bytes())
-        where = rng.randrange(len(content))
-        how = rng.choice(["flip", "cut", "repeat", "zero"])
-        if how == "flip":
-            content[where] ^= 1 << rng.randrange(8)
-        elif how == "cut":
-            del content[where:]
-        elif how == "repeat":
-            content[where:where] = content[where : where + rng.randrange(1, 64)]
-        else:
-            content[where : where + 32] = bytes(len(content[where : where + 32]))
-        path.write_bytes(content)
-        done = os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", READ_ALL, str(folder)])
-        ends[{0: "read", 3: "error"}.get(done, f"status {done}")] += 1
-        shutil.rmtree(folder)
-    print(ends)
-    assert ends["read"] + ends["error"] >= 297
-    assert {status for status in ends if status.startswith("status")} <= {"status -6"}
-
-
-READ_ALL = f"""
-import os, signal, sys
-import numpy as np, rankfeed as rf
-os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-signal.alarm(60)
-try:
-    source = rf.open(sys.argv[1])
-    source.fetch(np.arange(len(source))).samples()
-except rf.errors.{RankfeedError.__name__}:
-    os._exit(3)
-"""
 
 
 def test_facts_say_what_there_is(pristine: Path) -> None:

@@ -5,7 +5,6 @@ import io
 import json
 import pickle
 import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import soundfile
 import torch
 import webdataset
 from PIL import Image
+from tests.support.tar import write_tar
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
@@ -44,13 +44,9 @@ def sound(frames: int, channels: int, rate: int, format: str = "WAV") -> bytes:
 
 
 def tar_of(path: Path, rows: list[dict[str, bytes]]) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for number, row in enumerate(rows):
-            for extension, content in row.items():
-                info = tarfile.TarInfo(f"{number:03d}.{extension}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    return path
+    """An archive of samples by the contents of their members."""
+    members = [(f"{key:03d}.{name}", content) for key, row in enumerate(rows) for name, content in row.items()]
+    return write_tar(path, members)
 
 
 def test_members_are_decoded_as_webdataset_decodes_them(tmp_path: Path) -> None:
