@@ -3,11 +3,13 @@
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,46 @@ def test_blocks_are_whole_and_fields_are_what_samples_hold(written: Written, sou
         assert column.field == source.fields[name], name
     assert source.fetch([]).num_rows == 0
     assert list(source.fetch([])) == list(source.fields)
+
+
+#: Columns that a format stores as they are delivered.
+IN_PLACE = {
+    "webdataset": ["raw.bin", "txt", "x.npy", "tokens.npy"],
+    "packed": ["raw", "text", "x", "tokens"],
+    "arrow_file": ["raw", "text", "x", "tokens"],
+    "mds": ["raw", "text"],
+    "concat": ["raw", "x"],
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_batch_points_into_the_mapped_file(name: str, made: dict[str, Written], root: Path) -> None:
+    source = of(name, made, root).open()
+    for column in IN_PLACE[name]:
+        one, other = (source.fetch(ids)[column].pointers.memory[0].array for ids in ([3, 5], [4]))
+        assert np.may_share_memory(one, other), column
+        assert not one.flags.writeable
+        assert not one.flags.owndata
+
+
+@pytest.mark.parametrize("name", ["webdataset", "packed", "arrow_file", "mds", "parquet", "npz"])
+def test_threads_read_at_once_with_few_files_open(
+    name: str, made: dict[str, Written], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("storage.data_files", "sources.parquet.reader"):
+        monkeypatch.setattr(f"rankfeed.{module}.OPEN_FILES", 1)
+    written = of(name, made, root)
+    source, expected = written.open(), digests(written.expected)
+
+    def read(seed: int) -> bool:
+        ids = np.random.default_rng(seed).integers(0, writers.COUNT, 40).tolist()
+        return digests(source.__getitems__(ids)) == [expected[row] for row in ids]
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(read, range(12)))
+    is_open = set(map(os.path.realpath, Path("/proc/self/fd").iterdir()))
+    is_open |= {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    assert len([path for path in is_open if path.startswith(f"{written.folder}/")]) <= 3
 
 
 @pytest.mark.parametrize(
@@ -228,7 +270,13 @@ def test_a_source_that_travels_refuses_data_that_were_changed(by_path: Written, 
     try:
         arrived = pickle.loads(travelling)
         found = digests(arrived.__getitems__(range(writers.COUNT)))
-    except SourceError:
+    except SourceError as error:
+        refused = error
+    else:
+        refused = None
+    if refused is not None:
+        assert re.search(r"changed|replaced|damaged", refused.summary)
+        assert str(moved) in str(refused)
         return
     # A format that keeps its versions (Lance) reads on in the one that it was opened with.
     assert (len(arrived), found) == (writers.COUNT, digests(by_path.expected))
@@ -274,7 +322,7 @@ def test_other_processes_read_the_same(method: str, made: dict[str, Written], ro
     sources = {each.name: each.open() for each in every}
     for source in sources.values():
         source.fetch([1, 100, 50]).samples()  # files are open when the child starts
-        assert len(pickle.dumps(source)) < 40_000  # paths, and what was seen of each file
+        assert len(pickle.dumps(source)) < 40_000  # paths, and what was seen of each file: nothing that was read
     context = multiprocessing.get_context(method)
     results = context.Queue()
     child = context.Process(target=read_all, args=(sources, results), daemon=True)
@@ -342,17 +390,17 @@ def test_data_on_a_read_only_disk_are_read(by_path: Written, tmp_path: Path) -> 
             path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def test_an_epoch_by_the_loader_has_every_sample_once(written: Written, source: Any, expected: list[str]) -> None:
+def test_an_epoch_of_two_ranks_has_every_sample_once(written: Written, source: Any, expected: list[str]) -> None:
     if written.name in WHOLE:
         return
-    loader = rf.Loader(
-        source, 8, shuffle=True, ragged="list", id_column="id", num_workers=2, topology=rf.Topology(), audit=True
-    )
     found: Counter[tuple[int, str]] = Counter()
-    for batch in loader:
-        rows = {name: value for name, value in batch.items() if name != "id"}
-        for row, sample_id in enumerate(batch["id"].tolist()):
-            found[sample_id, digest({name: value[row] for name, value in rows.items()})] += 1
+    for rank in range(2):
+        topology = rf.Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
+        options: dict[str, Any] = {"ragged": "list", "id_column": "id", "topology": topology, "audit": True}
+        for batch in rf.Loader(source, 8, shuffle=True, num_workers=2, **options):
+            rows = {name: value for name, value in batch.items() if name != "id"}
+            for row, sample_id in enumerate(batch["id"].tolist()):
+                found[sample_id, digest({name: value[row] for name, value in rows.items()})] += 1
     assert found == Counter(enumerate(expected))
 
 
