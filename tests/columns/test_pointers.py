@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sources.tar.test_source import write_tar
+from tests.support.tar import write_tar
 
 import rankfeed as rf
 from rankfeed._util.native import native_library

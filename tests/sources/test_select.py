@@ -1,8 +1,6 @@
 """A selection holds exactly the samples asked for, in the order asked for, in little memory."""
 
 import pickle
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import column_of
 
 import rankfeed as rf
 from rankfeed.columns.columns import Columns, Dense
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError, TransformError
-from rankfeed.sources import SelectSource
 from rankfeed.sources.selection import Indices, block_sizes, compose, indices_of
 from rankfeed.sources.source import starts_of
 
@@ -58,10 +56,6 @@ class Numbers(rf.Source):
         self.expected.append((np.asarray(sample_ids).tolist(), columns))
 
 
-def numbers_in(source: rf.Source) -> list[int]:
-    return [int(x) for x in source.fetch(np.arange(len(source)), ["x"])["x"].rows()]
-
-
 @st.composite
 def selections(draw: Any) -> Any:
     """What may be given, and the ids that are meant."""
@@ -87,7 +81,7 @@ def test_every_sample_asked_for_once_and_in_that_order(first: Any, data: Any) ->
     source = Numbers([50, 1, 0, 60, 9])
     selected = source.select(chosen)
     assert len(selected) == len(ids)
-    assert numbers_in(selected) == ids
+    assert column_of(selected, "x") == ids
     assert [int(sample["square"]) for sample in selected] == [each * each for each in ids]
     picked = data.draw(st.lists(st.integers(0, len(ids) - 1), max_size=9))
     assert selected.origin_ids(picked).tolist() == [ids[each] for each in picked]
@@ -107,7 +101,7 @@ def test_a_selection_of_a_selection_is_one_of_the_source(first: Any, second: Any
     inner = outer.select(places)
     expected = ids[places] if isinstance(places, slice) else [ids[each] for each in places]
     assert inner.source is source
-    assert numbers_in(inner) == expected
+    assert column_of(inner, "x") == expected
     assert inner.fingerprint == source.select(expected).fingerprint
 
 
@@ -172,14 +166,10 @@ def test_a_slice_of_a_huge_source_costs_nothing() -> None:
     selected = source.select(slice(3, None, 2))
     assert len(selected) == 10**12 + 1
     assert selected.blocks.tolist() == [5 * 10**11 - 1, 5 * 10**11, 2]
-    assert numbers_of(selected, [0, 10**12]) == [3, 2 * 10**12 + 3]
+    assert selected.fetch([0, 10**12], ["x"])["x"].rows() == [3, 2 * 10**12 + 3]
     again = selected.select(slice(None, None, -(10**11))).select(range(2, 5))
-    assert numbers_of(again, [0, 2]) == [2 * 10**12 + 3 - 4 * 10**11, 2 * 10**12 + 3 - 8 * 10**11]
+    assert again.fetch([0, 2], ["x"])["x"].rows() == [2 * 10**12 + 3 - 4 * 10**11, 2 * 10**12 + 3 - 8 * 10**11]
     assert len(pickle.dumps(again)) < 1000
-
-
-def numbers_of(source: rf.Source, ids: list[int]) -> list[int]:
-    return [int(x) for x in source.fetch(ids, ["x"])["x"].rows()]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +223,7 @@ def test_a_predicate_sees_each_sample_once_in_order_and_only_the_columns_it_need
     assert source.ids_read == list(range(10000))
     assert all(columns == ["square"] for columns in source.columns_read)
     assert source.expected[0][1] == ["square"]
-    assert numbers_in(selected) == list(range(1, 10000, 2))
+    assert column_of(selected, "x") == list(range(1, 10000, 2))
     assert len(pickle.dumps(selected.indices)) < 400  # the predicate itself stays behind
 
 
@@ -281,27 +271,6 @@ def test_the_fingerprint_is_of_the_source_and_of_the_ids_however_they_are_said()
     assert len({found[0], *others}) == len(others) + 1
     assert source.select([1]).default_shuffle == "window"
     assert source.select([1]).prefetch_distance
-
-
-@pytest.mark.parametrize("kind", ["thread", "process"])
-@pytest.mark.parametrize("chosen", [slice(5, 85, 3), np.random.default_rng(5).permutation(100)[:37]])
-def test_a_loader_delivers_what_was_selected_once_from_workers(kind: Any, chosen: Any, tmp_path: Path) -> None:
-    packed = rf.write(({"x": i} for i in range(100)), tmp_path / "p", shard_bytes=100, progress=False)
-    selected = packed.select(chosen)
-    assert isinstance(selected, SelectSource)
-    topology = rf.Topology()
-    loader = rf.Loader(selected, 4, shuffle="window", num_workers=2, worker_kind=kind, topology=topology)
-    delivered = Counter(x for batch in loader for x in batch["x"].tolist())
-    assert delivered == dict.fromkeys(np.arange(100)[chosen].tolist(), 1)
-
-
-def test_data_that_were_replaced_under_a_selection_are_not_read_on_with(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.arange(10))
-    pickled = pickle.dumps(rf.open(tmp_path / "x.npy").select([1, 8]))
-    assert [int(each["array"]) for each in pickle.loads(pickled)] == [1, 8]
-    np.save(tmp_path / "x.npy", np.arange(9))
-    with pytest.raises(SourceError, match="changed"):
-        pickle.loads(pickled).fetch([0])
 
 
 def test_an_error_names_a_sample_in_the_selection_and_in_the_source() -> None:

@@ -20,16 +20,13 @@ import msgspec
 import numpy as np
 import pytest
 from tests.support.jobs import ENVIRON, run, torchrun
+from tests.support.values import contents
 
 import rankfeed as rf
 from rankfeed.storage.lease import LeaseOwner
 from rankfeed.writer.runners.ranks import claim_order
 
 SCRIPT = Path(__file__).parent / "rank_job.py"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def mapped(sample: dict[str, Any], rng: np.random.Generator) -> list[dict[str, Any]]:

@@ -15,16 +15,13 @@ import psutil
 import pytest
 import ray
 from tests.support.jobs import ENVIRON, end, family
+from tests.support.values import contents
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, MissingExtraError, WriteError
 from rankfeed.writer.runners import ray as ray_runner
 
 pytestmark = pytest.mark.timeout(240)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture(scope="module")

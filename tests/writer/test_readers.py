@@ -1,7 +1,6 @@
 """The shards are Arrow files: readers that know nothing of rankfeed read them as they are."""
 
 from pathlib import Path
-from typing import Any
 
 import datasets
 import duckdb
@@ -9,6 +8,7 @@ import numpy as np
 import polars
 import pyarrow as pa
 import pytest
+from tests.support.values import plain
 
 import rankfeed as rf
 
@@ -32,10 +32,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     paths = sorted(map(str, folder.glob("*.arrow")))
     assert len(paths) > 2
     return paths
-
-
-def plain(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
 
 
 EXPECTED = [plain(row) for row in ROWS]
