@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from tests.sources.tar.test_source import write_tar
+from tests.support.tar import write_tar
 from tests.support import jobs
 
 import rankfeed as rf
