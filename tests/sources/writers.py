@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 from tests.sources import libraries as own
+from tests.sources.all_types import table_of_all_types
 from tests.sources.rows import COUNT, Samples, samples
+from tests.support.tables import write_table
 
 import rankfeed as rf
 
@@ -142,6 +144,11 @@ def _decompressed(folder: Path) -> rf.Source:
     return rf.open(f"{folder}/*.tar.gz", decompress=True, cache_dir=folder / "cache")
 
 
+def read_types(folder: Path) -> Samples:
+    (path,) = folder.iterdir()
+    return list(rf.open(path))
+
+
 #: Other ways to write the same formats: read by the same code for the most part, damaged by the fuzzing campaign.
 VARIANTS: dict[str, Format] = {
     "npy_fortran": Format(
@@ -166,6 +173,15 @@ VARIANTS: dict[str, Format] = {
         lambda folder, rows: own.write_tar(folder, rows, suffix=".tar.gz"),
         lambda folder: own.read_tar(folder, "*.tar.gz"),
         opened=_decompressed,
+    ),
+    # Of every type: read by rankfeed itself, as `tests/sources/arrow` compares these with what pyarrow reads.
+    "arrow_types": Format(
+        lambda folder, rows: write_table(table_of_all_types(30), folder / "0.arrow", rows=9), read_types, "0.arrow"
+    ),
+    "parquet_types": Format(
+        lambda folder, rows: write_table(table_of_all_types(30), folder / "0.parquet", row_group_size=9),
+        read_types,
+        "0.parquet",
     ),
     "huggingface_files": Format(own.write_hf_files, own.read_hf_files, "saved"),
     "mds_images": Format(own.write_mds_images, own.read_mds, "mds"),

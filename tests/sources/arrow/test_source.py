@@ -2,7 +2,6 @@
 
 import re
 import struct
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pyarrow.feather
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sources.all_types import TYPES, as_samples, table_of_all_types
 from tests.support.memory import peak
 from tests.support.values import samples_of
 
@@ -21,47 +21,6 @@ from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.file import ArrowFile
 from rankfeed.sources.arrow.source import ArrowSource
-
-KINDS = {
-    "x": pa.float32(),
-    "n": pa.int64(),
-    "small": pa.uint8(),
-    "half": pa.float16(),
-    "flag": pa.bool_(),
-    "text": pa.string(),
-    "large": pa.large_string(),
-    "raw": pa.binary(),
-    "ragged": pa.list_(pa.int32()),
-    "wide": pa.large_list(pa.float64()),
-    "vector": pa.list_(pa.float32(), 3),
-    "matrix": pa.list_(pa.list_(pa.int16(), 2), 3),
-    "rows": pa.list_(pa.list_(pa.float32(), 2)),
-    "deep": pa.list_(pa.list_(pa.int64())),
-    "words": pa.list_(pa.string()),
-    "kind": pa.dictionary(pa.int8(), pa.string()),
-    "when": pa.timestamp("us"),
-    "day": pa.date32(),
-    "price": pa.decimal128(8, 2),
-    "pair": pa.struct([("a", pa.int8()), ("b", pa.struct([("c", pa.string())]))]),
-    "nothing": pa.list_(pa.null()),
-    "more": pa.binary(3),
-}
-SCHEMA = pa.schema([pa.field(name, kind) for name, kind in KINDS.items()])
-
-
-def row(i: int) -> dict[str, Any]:
-    return {
-        "x": i / 2, "n": -i, "small": i % 256, "half": i, "flag": i % 3 == 0, "text": "é" * (i % 4),
-        "large": f"row {i}", "raw": bytes([i % 256]) * (i % 3), "ragged": list(range(i % 5)),
-        "wide": [i / 3] * (i % 4), "vector": [i, i + 1, i + 2], "matrix": [[i, 1], [2, 3], [4, i]],
-        "rows": [[i, 1.0]] * (i % 3), "deep": [[i] * (i % 2), [1, 2]], "words": ["a", "b" * (i % 3)],
-        "kind": f"kind {i % 7}", "when": i * 10**6, "day": i, "price": Decimal(i) / 4,
-        "pair": {"a": i % 100, "b": {"c": str(i)}}, "nothing": [], "more": b"%03d" % (i % 1000),
-    }  # fmt: skip
-
-
-def table(rows: int, first: int = 0) -> pa.Table:
-    return pa.Table.from_pylist([row(i) for i in range(first, first + rows)], SCHEMA)
 
 
 def write(path: Path, batches: list[Any], *, stream: bool = False, compression: str | None = None) -> Path:
@@ -82,17 +41,6 @@ def cut(whole: pa.Table, *sizes: int) -> list[Any]:
     ]
 
 
-def as_samples(whole: pa.Table) -> list[dict[str, Any]]:
-    """What pyarrow gives, with structs taken apart and times as the numbers that they are stored as."""
-    whole = whole.flatten().flatten()
-    for name, kind in (("when", pa.int64()), ("day", pa.int32())):
-        if name in whole.column_names:
-            index = whole.column_names.index(name)
-            whole = whole.set_column(index, name, whole[name].cast(kind).cast(pa.int64()))
-    rows: list[dict[str, Any]] = whole.to_pylist()
-    return [{name: float(v) if isinstance(v, Decimal) else v for name, v in each.items()} for each in rows]
-
-
 WAYS = [(stream, codec) for stream in (False, True) for codec in (None, "lz4", "zstd")]
 
 
@@ -100,7 +48,7 @@ WAYS = [(stream, codec) for stream in (False, True) for codec in (None, "lz4", "
 def test_every_sample_is_what_arrow_gives_whatever_the_record_batches(
     stream: bool, compression: str | None, tmp_path: Path
 ) -> None:
-    whole = table(100)
+    whole = table_of_all_types(100)
     write(tmp_path / "t.arrow", cut(whole, 1, 40, 7, 30, 22), stream=stream, compression=compression)
     source = rf.open(tmp_path / "t.arrow")
     assert isinstance(source, ArrowSource)
@@ -110,7 +58,7 @@ def test_every_sample_is_what_arrow_gives_whatever_the_record_batches(
 
 
 def test_columns_are_what_their_arrow_type_says(tmp_path: Path) -> None:
-    write(tmp_path / "t.arrow", cut(table(9), 9))
+    write(tmp_path / "t.arrow", cut(table_of_all_types(9), 9))
     fields = rf.open(tmp_path / "t.arrow").fields
     assert {name: str(field) for name, field in fields.items()} == {
         "x": "float32", "n": "int64", "small": "uint8", "half": "float16", "flag": "bool", "text": "str",
@@ -122,7 +70,7 @@ def test_columns_are_what_their_arrow_type_says(tmp_path: Path) -> None:
 
 
 def test_only_columns_that_are_stored_as_they_are_need_no_decoding(tmp_path: Path) -> None:
-    names, batches = ["text", "ragged", "x"], cut(table(50), 20, 30)
+    names, batches = ["text", "ragged", "x"], cut(table_of_all_types(50), 20, 30)
     write(tmp_path / "plain.arrow", [batch.select(names) for batch in batches])
     write(tmp_path / "others.arrow", batches)  # of all columns: some of the others have to be decoded
     write(tmp_path / "compressed.arrow", batches, compression="lz4")
@@ -132,7 +80,7 @@ def test_only_columns_that_are_stored_as_they_are_need_no_decoding(tmp_path: Pat
 
 @pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd"])
 def test_feather_and_polars_files_are_read(compression: Any, tmp_path: Path) -> None:
-    whole = table(100).drop_columns(["half", "nothing", "price"])
+    whole = table_of_all_types(100).drop_columns(["half", "nothing", "price"])
     pyarrow.feather.write_feather(whole, tmp_path / "f.feather", compression=compression, chunksize=30)
     assert samples_of(rf.open(tmp_path / "f.feather")) == as_samples(whole)
     frame = pl.DataFrame(
@@ -299,7 +247,7 @@ def test_a_file_is_not_held_open_by_what_was_decoded_of_it(
 
 
 def test_a_stream_without_an_end_is_refused_or_read_when_asked(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.arrow", cut(table(12), 5, 7), stream=True)
+    path = write(tmp_path / "t.arrow", cut(table_of_all_types(12), 5, 7), stream=True)
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(CorruptError, match=r"no end[\s\S]*t\.arrow, after 2 record batches[\s\S]*unended=True"):
         rf.open(path)
@@ -311,7 +259,7 @@ def test_a_stream_without_an_end_is_refused_or_read_when_asked(tmp_path: Path) -
 def test_an_offset_that_leads_astray_names_record_batch_and_row(value: int, name: str, tmp_path: Path) -> None:
     lengths = [1, 2, 3, 4]
     column = [list(range(n)) for n in lengths] if name == "ragged" else ["x" * n for n in lengths]
-    kind = KINDS[name]
+    kind = TYPES[name]
     batches = [
         pa.record_batch({"v": pa.array(column[:1], kind)}),
         pa.record_batch({"v": pa.array(column[1:], kind)}),
