@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from tests.sources import writers
 
-from rankfeed.errors import SourceError
+from rankfeed.errors import CorruptError, SourceError
 
 BY_PATH = [name for name, form in writers.FORMATS.items() if form.opened is None]
+#: Formats whose index lists the files and their sizes.
+INDEXED = ("packed", "mds", "mds_zstd", "lance")
 #: Text has no end that could be missing.
 WITH_AN_END = [name for name in [*BY_PATH, "npz_rows"] if name not in ("csv", "jsonl")]
 
@@ -47,10 +49,17 @@ def test_a_file_that_is_cut_anywhere_is_named(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", BY_PATH)
-def test_a_file_that_is_removed_is_named(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_removed_or_grew_is_named(name: str, tmp_path: Path) -> None:
     written = writers.make(name, tmp_path / "data")
     travelling = pickle.dumps(written.open())
     path = largest(written.folder)
+    content = path.read_bytes()
     path.unlink()
     with pytest.raises(SourceError, match=re.escape(path.name)):
         pickle.loads(travelling).fetch(range(writers.COUNT)).samples()
+    if name in INDEXED:
+        with pytest.raises(SourceError, match=rf"missing[\s\S]*{re.escape(path.name)}"):
+            written.open()
+        path.write_bytes(content + b"\0")
+        with pytest.raises(CorruptError, match=rf"size[\s\S]*{re.escape(path.name)}"):
+            written.open()

@@ -35,24 +35,6 @@ def test_blocks_are_what_is_read_in_one_go(tmp_path: Path) -> None:
     assert source.blocks.dtype == np.int64
 
 
-def test_a_missing_shard_is_named_when_the_data_are_opened(folder: Path) -> None:
-    (folder / "shard-00002.arrow").unlink()
-    with pytest.raises(CorruptError, match=r"missing[\s\S]*shard-00002"):
-        rf.open(folder)
-
-
-@pytest.mark.parametrize("change", [-1, 1, -1000])
-def test_a_shard_of_another_size_is_named(change: int, folder: Path) -> None:
-    path = folder / "shard-00001.arrow"
-    source = rf.open(folder)
-    content = path.read_bytes()
-    path.write_bytes(content[:change] if change < 0 else content + b"\0")
-    with pytest.raises(CorruptError, match=r"size[\s\S]*shard-00001"):
-        rf.open(folder)
-    with pytest.raises(CorruptError, match=r"size[\s\S]*shard-00001"):  # found by a source that is open, too
-        source.fetch(range(200))
-
-
 def test_a_shard_with_other_columns_is_refused(folder: Path, tmp_path: Path) -> None:
     rf.write([{"z": 1.0}], tmp_path / "q", progress=False)
     path = folder / "shard-00000.arrow"

@@ -72,22 +72,6 @@ def folder(pristine: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(pristine, tmp_path / "t.lance"))
 
 
-def test_rows_are_those_that_lance_reads_in_any_order(pristine: Path, source: LanceSource) -> None:
-    expected = lance.dataset(pristine).to_table().to_pylist()
-    order = np.random.default_rng(1).integers(0, len(source), 900)
-    assert len(source) == len(expected)
-    assert samples_of(source, range(len(source))) == expected
-    assert samples_of(source, order) == [expected[each] for each in order]
-    assert {name: str(field) for name, field in source.fields.items()} == {
-        "id": "int64",
-        "vector": "float32[2]",
-        "tokens": "int32[*]",
-        "nested": "object",
-        "text": "str",
-        "raw": "bytes",
-    }
-
-
 def test_blocks_are_fragments_counted_in_rows_that_are_not_deleted(pristine: Path, source: LanceSource) -> None:
     fragments = lance.dataset(pristine).get_fragments()
     assert source.blocks.tolist() == [fragment.count_rows() for fragment in fragments]
@@ -225,16 +209,6 @@ def test_opening_leaves_the_process_fit_to_be_forked(pristine: Path) -> None:
         [sys.executable, "-c", program, pristine], capture_output=True, text=True, check=True, timeout=600
     )
     assert done.stdout.split() == ["False", "True"]
-
-
-@pytest.mark.parametrize("warm", [False, True])
-def test_every_row_once_from_forked_workers_also_after_the_parent_has_read(pristine: Path, warm: bool) -> None:
-    # This process has imported Lance: children that are forked from it must not use it.
-    source = rf.open(pristine)
-    if warm:
-        source.fetch(range(50)).samples()
-    loader = rf.Loader(source, 16, shuffle=True, num_workers=2, worker_kind="process", topology=rf.Topology())
-    assert delivered(loader) == delivered([source.fetch(range(len(source))).samples()])
 
 
 def test_what_is_read_after_an_interrupt_is_what_was_asked_for(

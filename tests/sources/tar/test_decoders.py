@@ -68,7 +68,10 @@ def test_members_are_decoded_as_webdataset_decodes_them(tmp_path: Path) -> None:
     }
     path = tar_of(tmp_path / "a.tar", [row, row])
     theirs = next(iter(webdataset.WebDataset(str(path), shardshuffle=False).decode()))
-    ours = rf.open(path)[1]
+    source = rf.open(path)
+    ours = source[1]
+    kinds = {name: str(source.fields[name]) for name in ("__key__", "txt", "cls", "json", "mp", "npy", "weird")}
+    assert list(kinds.values()) == ["str", "str", "int64", "object", "object", "int64[2, 3]", "bytes"]
     assert ours.keys() - {"__key__"} == row.keys()
     for name in row:
         mine = int(ours[name]) if isinstance(theirs[name], int) else ours[name]

@@ -22,25 +22,9 @@ from rankfeed.columns.columns import Dense, Ragged
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
 from rankfeed.sources.tar import decompress as tar_compressed
 from rankfeed.sources.tar import source as tar_source
-from rankfeed.sources.tar.source import WebDatasetSource
-
-RNG = np.random.default_rng(0)
-ROWS: list[dict[str, Any]] = [
-    {
-        "__key__": f"part/{i:04d}",
-        "txt": f"zeile é {i}",
-        "cls": i % 7,
-        "json": {"number": i, "nested": [1, {"two": None}]},
-        "mp": {"k": [i, 2.5]},
-        "raw": RNG.bytes(i * 13),
-        "feats.npy": RNG.standard_normal((i % 9, 3)).astype(np.float32),
-        "tokens.npy": np.arange(48, dtype=np.int32) + i,
-    }
-    for i in range(100)
-]
 
 
-def write_shards(folder: Path, rows: Sequence[dict[str, Any]] = ROWS, each: int = 37) -> Path:
+def write_shards(folder: Path, rows: Sequence[dict[str, Any]], each: int = 37) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with webdataset.ShardWriter(f"{folder}/s-%d.tar", maxcount=each, verbose=0) as writer:
         for row in rows:
@@ -48,60 +32,17 @@ def write_shards(folder: Path, rows: Sequence[dict[str, Any]] = ROWS, each: int 
     return folder
 
 
-def by_webdataset(*paths: Path, decode: bool = False) -> list[dict[str, Any]]:
-    reader = webdataset.WebDataset([str(path) for path in paths], shardshuffle=False, empty_check=False)
-    samples = list(reader.decode() if decode else reader)
-    return [
-        {in_utf8(name): value for name, value in each.items() if name not in ("__url__", "__local_path__")}
-        | {"__key__": in_utf8(each["__key__"])}
-        for each in samples
-    ]
-
-
-def in_utf8(name: str) -> str:
-    """A name as it can be printed: WebDataset keeps bytes that are in no charset as half a surrogate pair."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+def by_webdataset(path: Path) -> list[dict[str, Any]]:
+    """The samples of a shard as WebDataset groups them, not decoded."""
+    reader = webdataset.WebDataset(str(path), shardshuffle=False, empty_check=False)
+    about = ("__url__", "__local_path__")
+    return [{name: value for name, value in sample.items() if name not in about} for sample in reader]
 
 
 def there(sample: dict[str, Any]) -> dict[str, Any]:
     """A sample without the members that are masked."""
     names = [name for name in sample if not name.endswith("_valid") and sample.get(f"{name}_valid", True)]
     return {name: sample[name] for name in names}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shards(tmp_path_factory.mktemp("shards"))
-
-
-def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    assert ours.keys() == theirs.keys()
-    return all(
-        np.array_equal(ours[name], value) and np.asarray(ours[name]).dtype == value.dtype
-        if isinstance(value, np.ndarray)
-        else ours[name] == value
-        for name, value in theirs.items()
-    )
-
-
-def test_every_sample_is_that_of_webdataset_in_any_order(folder: Path) -> None:
-    source = rf.open(folder)
-    assert isinstance(source, WebDatasetSource)
-    theirs = by_webdataset(*sorted(folder.glob("*.tar")), decode=True)
-    ids = np.random.default_rng(1).permutation(np.arange(100).repeat(2))
-    ours = source.fetch(ids).samples()
-    assert len(theirs) == len(source) == 100
-    assert all(same(mine, theirs[place]) for mine, place in zip(ours, ids.tolist(), strict=True))
-    assert {name: str(field) for name, field in source.fields.items()} == {
-        "__key__": "str",
-        "cls": "int64",
-        "feats.npy": "float32[*, 3]",
-        "json": "object",
-        "mp": "object",
-        "raw": "bytes",
-        "tokens.npy": "int32[48]",
-        "txt": "str",
-    }
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -168,13 +109,13 @@ def test_arrays_of_any_row_size_are_read_in_place(
 
 
 def test_a_shard_needs_no_suffix_and_is_found_again_from_another_directory(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "unnamed").write_bytes((folder / "s-1.tar").read_bytes())
+    write_tar(tmp_path / "a.tar", {"7.txt": b"a"}).rename(tmp_path / "unnamed")
     monkeypatch.chdir(tmp_path)
     source = rf.open("unnamed")
-    monkeypatch.chdir(folder)
-    assert pickle.loads(pickle.dumps(source))[0]["__key__"] == "part/0037"
+    monkeypatch.chdir("/")
+    assert pickle.loads(pickle.dumps(source))[0]["__key__"] == "7"
 
 
 def test_blocks_are_runs_of_about_four_mebibytes_in_a_shard(tmp_path: Path) -> None:
@@ -303,9 +244,9 @@ def test_empty_shards_are_passed_over_and_an_empty_data_set_is_an_error(tmp_path
 
 
 @pytest.mark.parametrize("wrong", [{"missing": "no"}, {"duplicate_keys": 1}, {"decode": 3}])
-def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, Any], folder: Path) -> None:
+def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, Any], uneven: Path) -> None:
     with pytest.raises(ArgumentError):
-        rf.open(folder, **wrong)
+        rf.open(uneven, **wrong)
 
 
 # --- processes, threads, loaders

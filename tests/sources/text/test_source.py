@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import polars as pl
-import pyarrow.csv
-import pyarrow.json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +21,7 @@ from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.text import dialect
 from rankfeed.sources.text import source as delimited
 from rankfeed.sources.text.json_lines import check_lines
-from rankfeed.sources.text.source import CsvSource, JsonlSource, is_large, rows
+from rankfeed.sources.text.source import JsonlSource, is_large, rows
 
 ROWS = [{"id": i, "score": i / 4, "name": f"n{i}, é", "tokens": list(range(i % 4))} for i in range(300)]
 
@@ -40,16 +38,6 @@ def jsonl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("jsonl") / "t.jsonl"
     pl.DataFrame(ROWS).write_ndjson(path)
     return path
-
-
-def test_samples_are_what_pyarrow_reads(csv: Path, jsonl: Path) -> None:
-    source = rf.open(csv)
-    assert isinstance(source, CsvSource)
-    assert samples_of(source) == pyarrow.csv.read_csv(csv).to_pylist()
-    assert samples_of(source) == [{name: row[name] for name in ("id", "score", "name")} for row in ROWS]
-    lines = rf.open(jsonl)
-    assert isinstance(lines, JsonlSource)
-    assert samples_of(lines) == pyarrow.json.read_json(jsonl).to_pylist() == ROWS
 
 
 def test_columns_of_several_files_are_joined_by_name_in_types_that_hold_them_all(tmp_path: Path) -> None:
