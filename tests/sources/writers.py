@@ -10,7 +10,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -61,11 +63,24 @@ def open_as(name: str, folder: Path, **options: Any) -> Any:
     return how.opened(folder) if how.opened else rf.open(f"{folder}/{how.where}".rstrip("/"), **options)
 
 
-def make(name: str, folder: Path) -> Written:
-    """Write a data set by its format's own library, and read it back by that."""
-    folder.mkdir(parents=True)
+@cache
+def _originals() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="rankfeed-formats-")
+
+
+@cache
+def _original(name: str) -> Written:
+    """A dataset that is written once a process, by its format's own library, and read back by that."""
+    folder = Path(_originals().name, name)
+    folder.mkdir()
     format_of(name).write(folder, samples())
     return Written(name, folder, format_of(name).read(folder))
+
+
+def make(name: str, folder: Path) -> Written:
+    """A copy of the dataset of a format in a new folder, and what the format's own library reads from it."""
+    shutil.copytree(_original(name).folder, folder)
+    return Written(name, folder, _original(name).expected)
 
 
 def format_of(name: str) -> Format:
