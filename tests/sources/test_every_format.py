@@ -7,9 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,33 +32,24 @@ BY_PATH = [name for name in writers.FORMATS if name not in NOT_BY_PATH]
 WHOLE = ("pyg", "pyg_dataset")
 
 Written = writers.Written
+Made = Callable[[str], Written]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("formats")
-
-
-@pytest.fixture(scope="module")
-def made(root: Path) -> dict[str, Written]:
-    """Filled as formats are asked for."""
-    return {}
-
-
-def of(name: str, made: dict[str, Written], root: Path) -> Written:
-    if name not in made:
-        made[name] = writers.make(name, root / name)
-    return made[name]
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Datasets of this module by the names of their formats."""
+    folder = tmp_path_factory.mktemp("formats")
+    return cache(lambda name: writers.make(name, folder / name))
 
 
 @pytest.fixture(scope="module", params=list(writers.FORMATS))
-def written(request: pytest.FixtureRequest, made: dict[str, Written], root: Path) -> Written:
-    return of(request.param, made, root)
+def written(request: pytest.FixtureRequest, made: Made) -> Written:
+    return made(request.param)
 
 
 @pytest.fixture(scope="module", params=BY_PATH)
-def by_path(request: pytest.FixtureRequest, made: dict[str, Written], root: Path) -> Written:
-    return of(request.param, made, root)
+def by_path(request: pytest.FixtureRequest, made: Made) -> Written:
+    return made(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +109,8 @@ IN_PLACE = {
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_a_batch_points_into_the_mapped_file(name: str, made: dict[str, Written], root: Path) -> None:
-    source = of(name, made, root).open()
+def test_a_batch_points_into_the_mapped_file(name: str, made: Made) -> None:
+    source = made(name).open()
     for column in IN_PLACE[name]:
         one, other = (source.fetch(ids)[column].pointers.memory[0].array for ids in ([3, 5], [4]))
         assert np.may_share_memory(one, other), column
@@ -126,14 +118,12 @@ def test_a_batch_points_into_the_mapped_file(name: str, made: dict[str, Written]
         assert not one.flags.owndata
 
 
-@pytest.mark.parametrize("name", ["webdataset", "packed", "arrow_file", "mds", "parquet", "npz"])
 def test_threads_read_at_once_with_few_files_open(
-    name: str, made: dict[str, Written], root: Path, monkeypatch: pytest.MonkeyPatch
+    written: Written, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("storage.data_files", "sources.parquet.reader"):
         monkeypatch.setattr(f"rankfeed.{module}.OPEN_FILES", 1)
-    written = of(name, made, root)
-    source, expected = written.open(), digests(written.expected)
+    source = written.open()
 
     def read(seed: int) -> bool:
         ids = np.random.default_rng(seed).integers(0, writers.COUNT, 40).tolist()
@@ -143,16 +133,15 @@ def test_threads_read_at_once_with_few_files_open(
         assert all(pool.map(read, range(12)))
     is_open = set(map(os.path.realpath, Path("/proc/self/fd").iterdir()))
     is_open |= {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    assert len([path for path in is_open if path.startswith(f"{written.folder}/")]) <= 3
+    if written.name not in (*WHOLE, "lance"):  # whose libraries open the files
+        assert len([path for path in is_open if path.startswith(f"{written.folder}/")]) <= 3
 
 
 @pytest.mark.parametrize(
     "name", ["webdataset", "parquet_checksums", "arrow_file", "arrow_stream", "csv", "jsonl", "npz"]
 )
-def test_what_rankfeed_wrote_beside_data_is_no_data(
-    name: str, made: dict[str, Written], root: Path, tmp_path: Path
-) -> None:
-    written = of(name, made, root)
+def test_what_rankfeed_wrote_beside_data_is_no_data(name: str, made: Made, tmp_path: Path) -> None:
+    written = made(name)
     folder = shutil.copytree(written.folder, tmp_path / "data", ignore=shutil.ignore_patterns("*.rankfeed"))
     (folder / "0-alone-01234567.rankfeed-ledger").write_bytes(b"RFLG" * 8)
     for _ in range(2):  # the first one may write indexes
@@ -282,28 +271,6 @@ def test_a_source_that_travels_refuses_data_that_were_changed(by_path: Written, 
     assert (len(arrived), found) == (writers.COUNT, digests(by_path.expected))
 
 
-def test_threads_read_at_once(source: Any, expected: list[str]) -> None:
-    wrong: list[Any] = []
-
-    def read(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        try:
-            for _ in range(12):
-                ids = rng.integers(0, writers.COUNT, 9).tolist()
-                if digests(source.__getitems__(ids)) != [expected[each] for each in ids]:
-                    wrong.append(ids)
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=read, args=(seed,), daemon=True) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    assert wrong == []
-
-
 def read_all(sources: dict[str, Any], results: Any) -> None:
     """In another process: each source in an order of its own."""
     for name, source in sources.items():
@@ -316,9 +283,9 @@ def read_all(sources: dict[str, Any], results: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes_read_the_same(method: str, made: dict[str, Written], root: Path) -> None:
+def test_other_processes_read_the_same(method: str, made: Made) -> None:
     """Sources that were read in this process go to another one; under fork by what it inherits."""
-    every = [of(name, made, root) for name in writers.FORMATS]
+    every = [made(name) for name in writers.FORMATS]
     sources = {each.name: each.open() for each in every}
     for source in sources.values():
         source.fetch([1, 100, 50]).samples()  # files are open when the child starts
@@ -346,9 +313,9 @@ for name in writers.FORMATS:
 """
 
 
-def test_the_fingerprint_is_the_same_in_every_run(made: dict[str, Written], root: Path) -> None:
-    every = [of(name, made, root) for name in writers.FORMATS]
-    command = [sys.executable, "-c", FINGERPRINTS, str(root)]
+def test_the_fingerprint_is_the_same_in_every_run(made: Made) -> None:
+    every = [made(name) for name in writers.FORMATS]
+    command = [sys.executable, "-c", FINGERPRINTS, str(every[0].folder.parent)]
     root_of_tests = Path(__file__).parents[2]
     environ = {**os.environ, "PYTHONHASHSEED": "1"}  # another one than that of this process
     done = subprocess.run(
@@ -405,8 +372,8 @@ def test_an_epoch_of_two_ranks_has_every_sample_once(written: Written, source: A
 
 
 @pytest.mark.parametrize("name", BY_PATH)
-def test_a_data_set_that_is_gone_is_named(name: str, made: dict[str, Written], root: Path, tmp_path: Path) -> None:
-    written = of(name, made, root)
+def test_a_data_set_that_is_gone_is_named(name: str, made: Made, tmp_path: Path) -> None:
+    written = made(name)
     folder = Path(shutil.copytree(written.folder, tmp_path / "data"))
     source = written.open(folder)
     travelling = pickle.dumps(source)
@@ -437,12 +404,10 @@ for name in sys.argv[2:]:
 """
 
 
-def test_files_cut_while_they_are_open_do_not_end_the_process(
-    made: dict[str, Written], root: Path, tmp_path: Path
-) -> None:
+def test_files_cut_while_they_are_open_do_not_end_the_process(made: Made, tmp_path: Path) -> None:
     names = [name for name in BY_PATH if name not in WHOLE]  # PyTorch maps those itself
     for name in names:
-        shutil.copytree(of(name, made, root).folder, tmp_path / name)
+        shutil.copytree(made(name).folder, tmp_path / name)
     command = [sys.executable, "-c", CUT, str(tmp_path), *names]
     root_of_tests = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root_of_tests, capture_output=True, text=True, timeout=600, check=False)
