@@ -158,7 +158,7 @@ def read(name: str, folder: Path, expected: list[str], seed: int, samples: dict[
         source = writers.open_as(name, folder)
         size = len(source)
         ids = random.Random(seed).sample(range(size), size) if size < 10_000 else list(range(1000))
-        found: dict[int, str] = {}
+        result: dict[int, str] = {}
         for first in range(0, len(ids), 8):
             batch = source.fetch(ids[first : first + 8])
             for column, field in source.fields.items():
@@ -166,7 +166,7 @@ def read(name: str, folder: Path, expected: list[str], seed: int, samples: dict[
                     return {"verdict": "wrong", "said": f"{column!r} is {batch[column].field}, not {field}"}
             rows = [row.get("", row) for row in batch.samples()]  # a graph is no dict of columns
             samples.update(zip(ids[first : first + 8], rows, strict=True))
-            found.update(zip(ids[first : first + 8], digests(rows), strict=True))
+            result.update(zip(ids[first : first + 8], digests(rows), strict=True))
     except rf.errors.RankfeedError as error:
         named = str(folder) in str(error)
         return {"verdict": "error" if named else "unnamed", "said": f"{type(error).__name__}: {error}"}
@@ -177,9 +177,9 @@ def read(name: str, folder: Path, expected: list[str], seed: int, samples: dict[
             trace = trace.tb_next
         at = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""
         return {"verdict": "wrong", "said": f"{said} at {at}"}
-    if [found[each] for each in range(len(found))] == expected:
+    if [result[item] for item in range(len(result))] == expected:
         return {"verdict": "same", "said": ""}
-    right = sum(map(expected.__contains__, found.values()))
+    right = sum(map(expected.__contains__, result.values()))
     return {"verdict": "changed", "said": f"{size} samples, {right} right", "size": size}
 
 
@@ -192,8 +192,8 @@ def compare(name: str, folder: Path, samples: dict[int, Any], size: int) -> str:
     if len(own) != size:
         return f"differs: {size} samples instead of {len(own)}"
     for number, sample in sorted(samples.items()):
-        if (what := difference(quiet(sample), quiet(own[number]))) is not None:
-            return f"differs: sample {number}: {what}"
+        if (subject := difference(quiet(sample), quiet(own[number]))) is not None:
+            return f"differs: sample {number}: {subject}"
     return "agrees"
 
 
@@ -203,9 +203,9 @@ def quiet(value: Any) -> Any:
     A column whose name was damaged to "" is "unnamed", as in `tests/sources/text`.
     """
     if isinstance(value, dict):
-        return {name or "unnamed": quiet(each) for name, each in value.items()}
+        return {name or "unnamed": quiet(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [quiet(each) for each in value]
+        return [quiet(item) for item in value]
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind == "f":
         return np.where(np.isnan(value), value.dtype.type(np.nan), value)
     return value

@@ -90,10 +90,10 @@ def report(results: list[dict[str, Any]], seed: int) -> str:
         own = f" ({result['own'].partition(':')[0]})" if result["verdict"] == "changed" else ""
         tally.setdefault(result["name"], Counter())[result["verdict"] + own] += 1
     lines = []
-    for name, each in tally.items():
+    for name, verdicts in tally.items():
         of_name = [result for result in results if result["name"] == name]
-        peak, cpu = (max(result.get(what, 0) for result in of_name) for what in ("peak", "cpu"))
-        counts = ", ".join(f"{count} {what}" for what, count in sorted(each.items()))
+        peak, cpu = (max(result.get(subject, 0) for result in of_name) for subject in ("peak", "cpu"))
+        counts = ", ".join(f"{count} {subject}" for subject, count in sorted(verdicts.items()))
         lines.append(f"{name:22} {counts}; at most {peak >> 20} MiB, {cpu} s of CPU")
     for result in results:
         if not result["fine"]:

@@ -57,7 +57,7 @@ def leftovers(path: Path, key: str) -> list[str]:
     """The files left after one more call: a process that was killed last cannot clean up."""
     prepare_once(path, fails, key=key)
     return [
-        str(each) for each in path.parent.rglob("*") if each.is_relative_to(path.parent / f".{path.name}.prepare")
+        str(item) for item in path.parent.rglob("*") if item.is_relative_to(path.parent / f".{path.name}.prepare")
     ]
 
 
@@ -118,11 +118,11 @@ def process_round(path: Path, key: str, out: Path, within: float, chance: random
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
     (tmp_path / "shared").mkdir()
-    found = Reader(tmp_path / "shared" / "data")
-    found.start()
-    yield found
-    found.stop()
-    assert not found.wrong, found.wrong
+    result = Reader(tmp_path / "shared" / "data")
+    result.start()
+    yield result
+    result.stop()
+    assert not result.wrong, result.wrong
 
 
 def process_rounds(rounds: int, path: Path, folder: Path, seed: int) -> Counter[str]:
@@ -245,7 +245,7 @@ def plain_environ() -> Iterator[dict[str, str]]:
     "launcher",
     [
         "mpich",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("openmpi", "srun")),
+        *(pytest.param(item, marks=pytest.mark.slow) for item in ("openmpi", "srun")),
         pytest.param("torchrun", marks=pytest.mark.soak),
     ],
 )
@@ -264,5 +264,5 @@ def test_a_thousand_rounds(reader: Reader, tmp_path: Path) -> None:
     for launcher, rounds in {"srun": 100, "openmpi": 80, "mpich": 80, "torchrun": 40}.items():
         need(launcher)
         figures[launcher] = launches(launcher, rounds, reader.path, tmp_path, 1)
-    print(f"\n{ {name: dict(each) for name, each in figures.items()} }, {reader.looks} looks of a reader")
-    assert sum(each["rounds"] for each in figures.values()) == 1000
+    print(f"\n{ {name: dict(value) for name, value in figures.items()} }, {reader.looks} looks of a reader")
+    assert sum(value["rounds"] for value in figures.values()) == 1000

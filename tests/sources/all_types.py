@@ -55,4 +55,4 @@ def as_samples(whole: pa.Table) -> list[dict[str, Any]]:
             index = whole.column_names.index(name)
             whole = whole.set_column(index, name, whole[name].cast(kind).cast(pa.int64()))
     rows: list[dict[str, Any]] = whole.to_pylist()
-    return [{name: float(v) if isinstance(v, Decimal) else v for name, v in each.items()} for each in rows]
+    return [{name: float(v) if isinstance(v, Decimal) else v for name, v in item.items()} for item in rows]

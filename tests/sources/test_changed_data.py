@@ -212,8 +212,8 @@ def values_of(batch: Any) -> list[int]:
     column = (
         batch.y if hasattr(batch, "y") else next(batch[name] for name in ("y", "cls", "array") if name in batch)
     )
-    found: list[int] = column.reshape(-1).tolist()
-    return found if "y_lengths" not in batch and column.dim() == 1 else column[:, 0].tolist()
+    result: list[int] = column.reshape(-1).tolist()
+    return result if "y_lengths" not in batch and column.dim() == 1 else column[:, 0].tolist()
 
 
 def original() -> Counter[int]:
@@ -341,13 +341,13 @@ class Data:
 
 
 def read(batches: Iterator[Any], most: int = ROWS) -> Counter[int]:
-    found: Counter[int] = Counter()
+    result: Counter[int] = Counter()
     for _ in range(most):
         batch = next(batches, None)
         if batch is None:
             break
-        found.update(values_of(batch))
-    return found
+        result.update(values_of(batch))
+    return result
 
 
 def between(
@@ -470,9 +470,9 @@ def test_a_file_rewritten_in_place_is_found_at_the_next_state(array: Path) -> No
     next(iter(loader))
     loader.state_dict()
     rewrite(array, array.read_bytes()[:128] + np.arange(100_000, 200_000).tobytes())
-    found = rf"changed or replaced while it was in use[\s\S]*expected: {array.stat().st_size} bytes, modified 20"
+    result = rf"changed or replaced while it was in use[\s\S]*expected: {array.stat().st_size} bytes, modified 20"
     with pytest.raises(
-        CorruptError, match=rf"{found}[\s\S]*other content[\s\S]*rows\.npy[\s\S]*start the job again"
+        CorruptError, match=rf"{result}[\s\S]*other content[\s\S]*rows\.npy[\s\S]*start the job again"
     ):
         loader.state_dict()
 
@@ -517,13 +517,13 @@ def touch_all(folder: Path) -> None:
 def test_of_many_files_64_are_sampled_and_the_others_have_to_keep_their_times(tmp_path: Path) -> None:
     source = rf.open(many(tmp_path / "many"))
     touch_all(tmp_path / "many")
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for number in range(100):
         try:
-            found["right" if int(source[number]["array"][0]) == number else "wrong"] += 1
+            result["right" if int(source[number]["array"][0]) == number else "wrong"] += 1
         except CorruptError as error:
-            found[error.summary] += 1
-    assert found == {"right": 64, "a file was changed or replaced while it was in use": 36}
+            result[error.summary] += 1
+    assert result == {"right": 64, "a file was changed or replaced while it was in use": 36}
 
 
 def test_packed_shards_that_are_not_sampled_are_compared_by_their_checksums(tmp_path: Path) -> None:
@@ -583,15 +583,15 @@ def test_threads_that_open_at_once_agree(originals: dict[str, Path], tmp_path: P
     data = Data("packed", originals, tmp_path / "data")
     source = data.kind.open(data.old)
     copy_again(data.old, data.new, random.Random(0))
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     threads = [
-        threading.Thread(target=lambda: found.append([int(sample["y"]) for sample in source])) for _ in range(4)
+        threading.Thread(target=lambda: result.append([int(sample["y"]) for sample in source])) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert found == [[*range(OLD, OLD + ROWS)]] * 4
+    assert result == [[*range(OLD, OLD + ROWS)]] * 4
 
 
 TRUNCATES_BETWEEN_CHECK_AND_READ = """
@@ -636,5 +636,5 @@ def test_a_file_that_is_truncated_between_its_check_and_its_reading_is_an_error(
     for name in names:
         writers.make(name, tmp_path / name)
     command = [sys.executable, "-c", TRUNCATES_BETWEEN_CHECK_AND_READ, str(tmp_path), str(left), *names]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert found.stdout.splitlines() == [f"{name} 0 True" for name in names], found.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.stdout.splitlines() == [f"{name} 0 True" for name in names], result.stderr

@@ -89,7 +89,7 @@ def test_each_source_is_asked_once_for_a_batch_and_told_what_comes(
     assert source.fetch(ids, ["y"])["y"].gather().tolist() == ids  # type: ignore[attr-defined]
     source.expect(ids, ["y"])
     for name, start, stop in (("a", 0, 40), ("b", 40, 41), ("c", 41, 90)):
-        own = [each - start for each in ids if start <= each < stop]
+        own = [sample_id - start for sample_id in ids if start <= sample_id < stop]
         assert watched[name].fetched == ([own] if own else [])
         assert watched[name].expected == ([(own, ["y"])] if own else [])
 
@@ -212,15 +212,15 @@ def test_a_source_that_is_given_twice_is_delivered_twice() -> None:
     one = numbers(5, 6)
     loader = rf.Loader(rf.concat([one, one]), batch_size=2, id_column="id")
     batches = list(loader)
-    assert Counter(each for batch in batches for each in batch["id"].tolist()) == dict.fromkeys(range(4), 1)
+    assert Counter(row for batch in batches for row in batch["id"].tolist()) == dict.fromkeys(range(4), 1)
     assert [batch["x"].tolist() for batch in batches] == [[5, 6], [5, 6]]
 
 
 def test_the_fingerprint_is_of_the_sources_in_order_and_not_of_their_names(parts: dict[str, rf.Source]) -> None:
     one, two, three = parts.values()
     assert rf.concat([one, two]).fingerprint == rf.concat({"x": one, "y": two}).fingerprint
-    found = [rf.concat(each).fingerprint for each in ([one, two], [two, one], [one, two, three], [one], [two])]
-    assert len(set(found)) == len(found)
+    result = [rf.concat(item).fingerprint for item in ([one, two], [two, one], [one, two, three], [one], [two])]
+    assert len(set(result)) == len(result)
     assert rf.concat([one]).identified
     assert not rf.concat([one, rf.from_dataset(ROWS)]).identified
 
@@ -242,9 +242,9 @@ def test_the_fingerprint_is_of_the_sources_in_order_and_not_of_their_names(parts
 def test_what_sources_ask_of_a_loader_is_asked_by_all_together(
     attributes: list[dict[str, Any]], expected: tuple[Any, ...]
 ) -> None:
-    both = rf.concat([Watched(numbers(1), **each) for each in attributes])
-    found = (both.default_shuffle, both.runs_user_code, both.supports_batched_getitem, both.prefetch_distance)
-    assert found == expected
+    both = rf.concat([Watched(numbers(1), **attribute) for attribute in attributes])
+    result = (both.default_shuffle, both.runs_user_code, both.supports_batched_getitem, both.prefetch_distance)
+    assert result == expected
 
 
 def test_code_of_the_users_is_not_run_just_to_concatenate() -> None:
@@ -379,13 +379,13 @@ def test_hugging_face_datasets_with_other_classes_are_refused(tmp_path: Path) ->
     with pytest.raises(SourceError, match=r"(?s)'cat', 'dog'.*one\.parquet.*'bird', 'cat'.*two\.parquet"):
         rf.open(files, columns=["label"])
     names = datasets.Features({"label": datasets.ClassLabel(names=["cat", "dog", "bird"])})
-    aligned = [each.select_columns("label") for each in (one, two)]
-    classes = [each.features["label"].names for each in aligned]
+    aligned = [item.select_columns("label") for item in (one, two)]
+    classes = [item.features["label"].names for item in aligned]
     aligned = [
-        each.map(lambda row, own=own: {"label": names["label"].str2int(own[row["label"]])}, features=names)
-        for each, own in zip(aligned, classes, strict=True)
+        dataset.map(lambda row, own=own: {"label": names["label"].str2int(own[row["label"]])}, features=names)
+        for dataset, own in zip(aligned, classes, strict=True)
     ]
-    both = rf.concat([rf.from_dataset(each) for each in aligned])
+    both = rf.concat([rf.from_dataset(item) for item in aligned])
     assert both.fetch([0, 1])["label"].gather().tolist() == [0, 2]
 
 

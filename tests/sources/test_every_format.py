@@ -71,8 +71,8 @@ class Own(list[str]):
 
 def test_every_sample_is_what_the_formats_own_library_reads(written: Written, source: Any) -> None:
     assert len(source) == len(written.expected) == writers.COUNT
-    found = source.fetch(np.arange(len(source))).samples()
-    for number, (sample, own) in enumerate(zip(found, written.expected, strict=True)):
+    result = source.fetch(np.arange(len(source))).samples()
+    for number, (sample, own) in enumerate(zip(result, written.expected, strict=True)):
         if written.name not in WHOLE:
             assert difference(sample, own) is None, number
         else:
@@ -83,7 +83,7 @@ def test_every_sample_is_what_the_formats_own_library_reads(written: Written, so
 
 @given(ids=st.lists(st.integers(0, writers.COUNT - 1), max_size=40))
 def test_samples_come_in_any_order_and_repeatedly(ids: list[int], source: Any, expected: list[str]) -> None:
-    assert digests(source.__getitems__(ids)) == [expected[each] for each in ids]
+    assert digests(source.__getitems__(ids)) == [expected[sample_id] for sample_id in ids]
 
 
 def test_blocks_are_whole_and_fields_are_what_samples_hold(written: Written, source: Any) -> None:
@@ -193,9 +193,9 @@ def test_links_are_followed_for_reading_as_in_a_hub_cache(by_path: Written, tmp_
         path.rename(blobs / f"{number:x}")
         path.symlink_to(os.path.relpath(blobs / f"{number:x}", path.parent))
     before = {path.name: path.read_bytes() for path in blobs.iterdir()}
-    found = by_path.open(snapshot)
-    assert found.fingerprint == by_path.open().fingerprint
-    assert digests(list(found)) == digests(by_path.expected)
+    result = by_path.open(snapshot)
+    assert result.fingerprint == by_path.open().fingerprint
+    assert digests(list(result)) == digests(by_path.expected)
     assert {path.name: path.read_bytes() for path in blobs.iterdir()} == before
 
 
@@ -258,7 +258,7 @@ def test_a_source_that_travels_refuses_data_that_were_changed(by_path: Written, 
     writers.grow(by_path.name, moved)
     try:
         arrived = pickle.loads(travelling)
-        found = digests(arrived.__getitems__(range(writers.COUNT)))
+        result = digests(arrived.__getitems__(range(writers.COUNT)))
     except SourceError as error:
         refused = error
     else:
@@ -268,7 +268,7 @@ def test_a_source_that_travels_refuses_data_that_were_changed(by_path: Written, 
         assert str(moved) in str(refused)
         return
     # A format that keeps its versions (Lance) reads on in the one that it was opened with.
-    assert (len(arrived), found) == (writers.COUNT, digests(by_path.expected))
+    assert (len(arrived), result) == (writers.COUNT, digests(by_path.expected))
 
 
 def read_all(sources: dict[str, Any], results: Any) -> None:
@@ -276,8 +276,8 @@ def read_all(sources: dict[str, Any], results: Any) -> None:
     for name, source in sources.items():
         try:
             ids = np.random.default_rng(3).permutation(len(source)).tolist()
-            found = dict(zip(ids, digests(source.__getitems__(ids)), strict=True))
-            results.put((name, (found, source.fingerprint)))
+            result = dict(zip(ids, digests(source.__getitems__(ids)), strict=True))
+            results.put((name, (result, source.fingerprint)))
         except BaseException as error:
             results.put((name, repr(error)))
 
@@ -286,7 +286,7 @@ def read_all(sources: dict[str, Any], results: Any) -> None:
 def test_other_processes_read_the_same(method: str, made: Made) -> None:
     """Sources that were read in this process go to another one; under fork by what it inherits."""
     every = [made(name) for name in writers.FORMATS]
-    sources = {each.name: each.open() for each in every}
+    sources = {item.name: item.open() for item in every}
     for source in sources.values():
         source.fetch([1, 100, 50]).samples()  # files are open when the child starts
         assert len(pickle.dumps(source)) < 40_000  # paths, and what was seen of each file: nothing that was read
@@ -295,13 +295,13 @@ def test_other_processes_read_the_same(method: str, made: Made) -> None:
     child = context.Process(target=read_all, args=(sources, results), daemon=True)
     child.start()
     try:
-        found = dict(results.get(timeout=600) for _ in every)
+        result = dict(results.get(timeout=600) for _ in every)
     finally:
         child.kill()
         child.join(600)
-    for each in every:
-        everything = dict(enumerate(digests(each.expected)))
-        assert found[each.name] == (everything, sources[each.name].fingerprint), each.name
+    for item in every:
+        everything = dict(enumerate(digests(item.expected)))
+        assert result[item.name] == (everything, sources[item.name].fingerprint), item.name
 
 
 FINGERPRINTS = """
@@ -323,7 +323,7 @@ def test_the_fingerprint_is_the_same_in_every_run(made: Made) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert dict(line.split() for line in done.stdout.splitlines()) == {
-        each.name: each.open().fingerprint for each in every
+        item.name: item.open().fingerprint for item in every
     }
 
 
@@ -360,15 +360,15 @@ def test_data_on_a_read_only_disk_are_read(by_path: Written, tmp_path: Path) -> 
 def test_an_epoch_of_two_ranks_has_every_sample_once(written: Written, source: Any, expected: list[str]) -> None:
     if written.name in WHOLE:
         return
-    found: Counter[tuple[int, str]] = Counter()
+    result: Counter[tuple[int, str]] = Counter()
     for rank in range(2):
         topology = rf.Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
         options: dict[str, Any] = {"ragged": "list", "id_column": "id", "topology": topology, "audit": True}
         for batch in rf.Loader(source, 8, shuffle=True, num_workers=2, **options):
             rows = {name: value for name, value in batch.items() if name != "id"}
             for row, sample_id in enumerate(batch["id"].tolist()):
-                found[sample_id, digest({name: value[row] for name, value in rows.items()})] += 1
-    assert found == Counter(enumerate(expected))
+                result[sample_id, digest({name: value[row] for name, value in rows.items()})] += 1
+    assert result == Counter(enumerate(expected))
 
 
 @pytest.mark.parametrize("name", BY_PATH)

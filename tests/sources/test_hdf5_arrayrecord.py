@@ -137,7 +137,7 @@ def test_they_are_read_in_processes_of_either_kind(method: str, tmp_path: Path) 
     datasets = [make(tmp_path) for make in MAKERS.values() if method == "spawn" or make is not records]
     for dataset in datasets:
         _ = dataset[0]
-    sources: Any = torch.utils.data.ConcatDataset([rf.from_dataset(each) for each in datasets])  # type: ignore[arg-type]
+    sources: Any = torch.utils.data.ConcatDataset([rf.from_dataset(item) for item in datasets])  # type: ignore[arg-type]
     loader: Any = torch.utils.data.DataLoader(
         sources, batch_size=5, num_workers=1, multiprocessing_context=method, collate_fn=list
     )

@@ -112,8 +112,8 @@ def test_every_format_says_what_it_is_and_looks_without_raising(tmp_path: Path) 
         [],
         [str(tmp_path)],
     ]
-    for name, found in FORMATS.items():
-        assert found.what
+    for name, result in FORMATS.items():
+        assert result.what
         assert not any(detect(place, name) for place in places), name
 
 
@@ -134,7 +134,7 @@ def test_opening_imports_the_reader_of_one_format(package: str, tmp_path: Path) 
     command = [sys.executable, "-c", program, str(tmp_path / names[package])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     parts = [name.split(".")[2:] for name in done.stdout.split()]
-    readers = {each[0] for each in parts if len(each) == 2 and each[1] not in ("detect", "headers")}
+    readers = {part[0] for part in parts if len(part) == 2 and part[1] not in ("detect", "headers")}
     assert package in readers
     assert readers <= {package, "arrow"} | ({"npy"} if package == "tar" else set())  # of `.npy` members
 

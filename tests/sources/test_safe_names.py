@@ -141,7 +141,7 @@ def test_an_index_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pyt
     path = data / "index.json"
     path.write_text(json.dumps({"wids_version": 1, "shardlist": [{"url": "sub/s.tar", "nsamples": ROWS}]}))
     assert len(rf.open(path)) == ROWS
-    assert sorted(each.name for each in other.iterdir()) == ["s.tar", "secret"]
+    assert sorted(item.name for item in other.iterdir()) == ["s.tar", "secret"]
 
     write_shard(data / "a.tar")
     (data / "a.tar.rankfeed").symlink_to(other / "secret")

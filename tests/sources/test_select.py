@@ -70,7 +70,7 @@ def selections(draw: Any) -> Any:
         return draw(st.sampled_from([list, np.array]))(mask), np.flatnonzero(mask).tolist()
     bound = st.none() | st.integers(-2 * SIZE, 2 * SIZE)
     step = draw(st.none() | st.integers(-9, 9).filter(bool))
-    chosen = draw(st.builds(slice, bound, bound, st.just(step)).filter(lambda each: range(SIZE)[each]))
+    chosen = draw(st.builds(slice, bound, bound, st.just(step)).filter(lambda item: range(SIZE)[item]))
     ids = range(SIZE)[chosen]
     return (chosen if kind == "slice" else ids), list(ids)
 
@@ -82,11 +82,11 @@ def test_every_sample_asked_for_once_and_in_that_order(first: Any, data: Any) ->
     selected = source.select(chosen)
     assert len(selected) == len(ids)
     assert column_of(selected, "x") == ids
-    assert [int(sample["square"]) for sample in selected] == [each * each for each in ids]
+    assert [int(sample["square"]) for sample in selected] == [sample_id * sample_id for sample_id in ids]
     picked = data.draw(st.lists(st.integers(0, len(ids) - 1), max_size=9))
-    assert selected.origin_ids(picked).tolist() == [ids[each] for each in picked]
+    assert selected.origin_ids(picked).tolist() == [ids[item] for item in picked]
     selected.expect(picked, ["x"])
-    assert source.expected[-1] == ([ids[each] for each in picked], ["x"])
+    assert source.expected[-1] == ([ids[item] for item in picked], ["x"])
 
 
 @given(first=selections(), second=st.data())
@@ -99,7 +99,7 @@ def test_a_selection_of_a_selection_is_one_of_the_source(first: Any, second: Any
         | st.builds(lambda step: slice(None, None, step), st.integers(-3, 3).filter(bool))
     )
     inner = outer.select(places)
-    expected = ids[places] if isinstance(places, slice) else [ids[each] for each in places]
+    expected = ids[places] if isinstance(places, slice) else [ids[place] for place in places]
     assert inner.source is source
     assert column_of(inner, "x") == expected
     assert inner.fingerprint == source.select(expected).fingerprint
@@ -137,14 +137,14 @@ def _check_blocks(indices: Indices, blocks: list[int]) -> None:
 @given(ids=IDS, stretches=st.booleans())
 def test_the_form_changes_nothing_of_the_ids(ids: list[int], stretches: bool) -> None:
     if stretches:  # each becomes a few in a row
-        ids = [10 * each + more for each in ids for more in range(each % 9 + 1)]
+        ids = [10 * sample_id + more for sample_id in ids for more in range(sample_id % 9 + 1)]
     indices = indices_of(np.array(ids))
     assert indices.ids(np.arange(len(indices))).tolist() == ids
     assert len(indices) == len(ids)
     assert indices.ids(np.array([len(ids) - 1, 0])).tolist() == [ids[-1], ids[0]]
     assert indices.digest == pickle.loads(pickle.dumps(indices)).digest
     shifted = compose(indices_of(range(7, 10**6)), indices)
-    assert shifted.ids(np.arange(len(shifted))).tolist() == [each + 7 for each in ids]
+    assert shifted.ids(np.arange(len(shifted))).tolist() == [sample_id + 7 for sample_id in ids]
     assert shifted.digest == indices_of(np.array(ids) + 7).digest
 
 
@@ -219,7 +219,7 @@ def test_a_predicate_sees_each_sample_once_in_order_and_only_the_columns_it_need
         return sample["square"] % 2 == 1
 
     selected = source.select(odd_square, columns=["square"])
-    assert seen == [each * each for each in range(10000)]
+    assert seen == [row * row for row in range(10000)]
     assert source.ids_read == list(range(10000))
     assert all(columns == ["square"] for columns in source.columns_read)
     assert source.expected[0][1] == ["square"]
@@ -263,12 +263,12 @@ def test_a_predicate_sees_tuples_as_they_are() -> None:
 def test_the_fingerprint_is_of_the_source_and_of_the_ids_however_they_are_said() -> None:
     source = Numbers([SIZE])
     mask = np.isin(np.arange(SIZE), [4, 5, 6])
-    found = [source.select(each).fingerprint for each in ([4, 5, 6], slice(4, 7), range(4, 7), mask)]
-    assert len(set(found)) == 1
-    assert source.select(lambda sample: 4 <= sample["x"] <= 6).fingerprint == found[0]
-    others = [source.select(each).fingerprint for each in ([6, 5, 4], [4, 5, 7], [4, 5], [5, 6], slice(None))]
+    result = [source.select(item).fingerprint for item in ([4, 5, 6], slice(4, 7), range(4, 7), mask)]
+    assert len(set(result)) == 1
+    assert source.select(lambda sample: 4 <= sample["x"] <= 6).fingerprint == result[0]
+    others = [source.select(item).fingerprint for item in ([6, 5, 4], [4, 5, 7], [4, 5], [5, 6], slice(None))]
     others += [Numbers([SIZE, 1]).select([4, 5, 6]).fingerprint, source.fingerprint]
-    assert len({found[0], *others}) == len(others) + 1
+    assert len({result[0], *others}) == len(others) + 1
     assert source.select([1]).default_shuffle == "window"
     assert source.select([1]).prefetch_distance
 

@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 from tests.support.tar import write_tar
 
 
-def _write_ipc(table: pa.Table, path: Path, new: Any, compression: str | None = None, rows: int | None = None) -> None:
+def _write_ipc(
+    table: pa.Table, path: Path, new: Any, compression: str | None = None, rows: int | None = None
+) -> None:
     options = pa.ipc.IpcWriteOptions(compression=compression, emit_dictionary_deltas=True)
     with new(str(path), table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=rows)

@@ -21,7 +21,9 @@ def plain(value: Any) -> Any:
 
 def samples_of(source: rf.Source, ids: Any = None, columns: Any = None) -> list[Any]:
     """Samples as plain values: all of them, or those of these ids."""
-    return [plain(sample) for sample in source.fetch(range(len(source)) if ids is None else ids, columns).samples()]
+    return [
+        plain(sample) for sample in source.fetch(range(len(source)) if ids is None else ids, columns).samples()
+    ]
 
 
 def column_of(source: rf.Source, name: str) -> list[Any]:

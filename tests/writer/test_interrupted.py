@@ -111,10 +111,10 @@ def renames(monkeypatch: pytest.MonkeyPatch, stop_at: int, work: Callable[[], ob
 def test_stopped_at_any_rename_nothing_opens_and_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = rows()[1800:2300]  # changes from dense to ragged on the way
+    selection = rows()[1800:2300]  # changes from dense to ragged on the way
 
     def pack(dest: Path) -> rf.Source:
-        return rf.write(some, dest, shard_bytes=3000, progress=False)
+        return rf.write(selection, dest, shard_bytes=3000, progress=False)
 
     reference = tmp_path / "reference"
     most = renames(monkeypatch, -1, lambda: pack(reference))

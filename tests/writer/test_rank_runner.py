@@ -106,7 +106,7 @@ def test_a_rank_that_comes_late_joins_the_run(data: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_task_of_a_killed_rank_is_reassigned(rank: int, data: Path, tmp_path: Path) -> None:
     outcomes, codes = written(3, data, tmp_path / "p", f"kill:{rank}", stall_timeout=4)
-    assert codes == [-signal.SIGKILL if each == rank else 0 for each in range(3)]
+    assert codes == [-signal.SIGKILL if other == rank else 0 for other in range(3)]
     assert [list(outcome) for outcome in outcomes.values()] == [["fingerprint", "calls", "warnings"]] * 2
     assert contents(tmp_path / "p") == contents(data / "local")
 

@@ -118,5 +118,5 @@ def test_a_node_that_is_lost_half_way_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_two_gigabytes_on_two_nodes_of_which_one_is_lost(tmp_path: Path) -> None:
-    for what, figure in lose_a_node(tmp_path, 2 << 30, 64 << 20).items():
-        print(f"{what}: {figure:,.1f}")
+    for subject, figure in lose_a_node(tmp_path, 2 << 30, 64 << 20).items():
+        print(f"{subject}: {figure:,.1f}")

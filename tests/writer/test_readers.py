@@ -59,9 +59,9 @@ def test_duckdb_reads_the_shards(shards: list[str]) -> None:
     batches = pa.concat_tables([pa.ipc.open_file(pa.memory_map(path)).read_all() for path in shards])
     connection = duckdb.connect()
     connection.register("packed", batches)
-    found = connection.execute("select number, text, image, tokens, frames, matrix from packed order by number")
-    names = [column[0] for column in found.description or []]
-    rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    result = connection.execute("select number, text, image, tokens, frames, matrix from packed order by number")
+    names = [column[0] for column in result.description or []]
+    rows = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
     for row in rows:
         row["frames"] = [list(pair) for pair in row["frames"]]
         row["matrix"] = [list(line) for line in row["matrix"]]

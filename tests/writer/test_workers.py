@@ -111,7 +111,7 @@ def test_processes_that_a_function_started_end_with_the_write(
     seen.mkdir()
     monkeypatch.setenv("SEEN_PIDS", str(seen))
     assert len(pack(source, tmp_path / "p", asks_a_pool)) == 500
-    left = [psutil.Process(int(each.name)) for each in seen.iterdir() if psutil.pid_exists(int(each.name))]
+    left = [psutil.Process(int(path.name)) for path in seen.iterdir() if psutil.pid_exists(int(path.name))]
     assert len(list(seen.iterdir())) == 2
     assert psutil.wait_procs(left, timeout=10)[1] == []
 

@@ -100,17 +100,17 @@ def test_lists_of_any_lengths_in_batches_of_any_sizes(
     path = tmp_path_factory.mktemp("given") / "t.arrow"
     kinds = {"x": pa.list_(pa.int64()), "y": pa.large_binary()}
     made = [
-        pa.record_batch({"x": rows, "y": [bytes(len(each)) for each in rows]}, schema=pa.schema(kinds))
+        pa.record_batch({"x": rows, "y": [bytes(len(row)) for row in rows]}, schema=pa.schema(kinds))
         for rows in batches
     ]
     write(path, made, stream=stream)
-    rows = [each for batch in batches for each in batch]
+    rows = [row for batch in batches for row in batch]
     if not rows:
         with pytest.raises(SourceError, match="no samples"):
             rf.open(path)
         return
-    found = rf.open(path).fetch(np.arange(len(rows))[::-1]).samples()[::-1]
-    assert [(each["x"].tolist(), each["y"]) for each in found] == [(each, bytes(len(each))) for each in rows]
+    result = rf.open(path).fetch(np.arange(len(rows))[::-1]).samples()[::-1]
+    assert [(item["x"].tolist(), item["y"]) for item in result] == [(row, bytes(len(row))) for row in rows]
 
 
 def dictionary(indices: list[int], words: list[str]) -> Any:
@@ -135,15 +135,15 @@ def test_what_has_no_null_is_read_in_place_masked_or_not(tmp_path: Path) -> None
     source = rf.open(path, nulls="mask", shapes={"v": (2, 2)})
     assert (source.default_shuffle, source.prefetch_distance) == ("global", 0)
     assert source.expect([0, 1]) is None
-    found = source.fetch([1, 0], ["v_valid", "v", "x_valid"]).samples()
-    assert [{name: np.asarray(value).tolist() for name, value in each.items()} for each in found] == [
+    result = source.fetch([1, 0], ["v_valid", "v", "x_valid"]).samples()
+    assert [{name: np.asarray(value).tolist() for name, value in item.items()} for item in result] == [
         {"v_valid": True, "v": rows[1], "x_valid": True},
         {"v_valid": True, "v": rows[0], "x_valid": True},
     ]
-    assert [bool(each["x_valid"]) for each in rf.open(path, nulls="mask", columns=["x_valid"])] == [True, True]
+    assert [bool(item["x_valid"]) for item in rf.open(path, nulls="mask", columns=["x_valid"])] == [True, True]
     write(tmp_path / "u.arrow", [batch, pa.record_batch({"x": pa.array([None], pa.int64()), "v": batch["v"][:1]})])
     two = rf.open([path, tmp_path / "u.arrow"], nulls="mask", shapes={"v": (2, 2)})
-    assert [bool(each) for each in two.fetch(range(5))["x_valid"].rows()] == [True, True, True, True, False]
+    assert [bool(row) for row in two.fetch(range(5))["x_valid"].rows()] == [True, True, True, True, False]
     assert two.decoded_bytes > 0
 
 
@@ -189,12 +189,12 @@ def test_pieces_of_a_batch_of_a_stream_are_no_copies_of_all_of_it(
     monkeypatch.setattr(ArrowFile, "read", recorded)
     got = source.fetch(range(0, rows, rows // 16), ["x", "x_valid"])
     assert got["x"].gather().tolist() == [*range(0, rows, rows // 16)]
-    held = [np.frombuffer(each.column("x").buffers()[1], np.uint8) for each in read]
+    held = [np.frombuffer(item.column("x").buffers()[1], np.uint8) for item in read]
     assert len(held) > 1
-    assert all(np.shares_memory(each, source._file(0).data) for each in held)
+    assert all(np.shares_memory(item, source._file(0).data) for item in held)
     pieces = [entry.chunk["x"].values for entry in source._cache._entries.values()]
-    assert max(len(each) for each in pieces) < rows // 2
-    assert not any(np.shares_memory(each, source._file(0).data) for each in pieces)
+    assert max(len(piece) for piece in pieces) < rows // 2
+    assert not any(np.shares_memory(piece, source._file(0).data) for piece in pieces)
 
 
 def test_rows_that_are_not_asked_for_are_not_looked_at(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_an_array_of_another_shape_than_was_declared_is_named(tmp_path: Path) ->
         assert source.fields == {"v": Field("dense", "int32", (2, 2))}
         with pytest.raises(CorruptError, match=r"shape[\s\S]*t\.arrow, record batch 0[\s\S]*row 2"):
             source.fetch([2])
-        assert [each.tolist() for each in source.fetch([1, 0])["v"].rows()] == [rows[1], rows[0]]
+        assert [row.tolist() for row in source.fetch([1, 0])["v"].rows()] == [rows[1], rows[0]]
         assert rf.open(path, shapes={"v": (None, None)}).fields == {"v": Field("object")}
 
 
@@ -304,7 +304,7 @@ def test_rows_with_nulls_or_of_another_shape_are_named_and_the_others_read(shape
     rows = [odd.get(row, good[row // 5]) for row in range(9)]
     batch = pa.record_batch({"v": pa.array(rows, pa.list_(pa.list_(pa.list_(pa.int32()))))})
     source = rf.open(write(tmp_path / "t.arrow", [batch]), shapes={"v": shape})
-    assert [each.tolist() for each in source.fetch([8, 0, 5])["v"].rows()] == [good[1], good[0], good[1]]
+    assert [item.tolist() for item in source.fetch([8, 0, 5])["v"].rows()] == [good[1], good[0], good[1]]
     for row in odd:
         error, words = (CorruptError, "shape") if row > 5 else (SourceError, "null")
         with pytest.raises(error, match=rf"{words}[\s\S]*t\.arrow, record batch 0[\s\S]*row {row}\b"):
@@ -312,10 +312,10 @@ def test_rows_with_nulls_or_of_another_shape_are_named_and_the_others_read(shape
     masked = rf.open(tmp_path / "t.arrow", shapes={"v": shape}, nulls="mask")
     for columns in (["v_valid"], ["v", "v_valid"]):
         valid = masked.fetch(range(6), columns)["v_valid"].rows()
-        assert [bool(each) for each in valid] == [row == 0 or row == 5 for row in range(6)]
+        assert [bool(item) for item in valid] == [row == 0 or row == 5 for row in range(6)]
     empty: Any = [] if shape[0] is None else [[[0], [0]], [[0], [0]]]
     expected = [good[0], empty, empty, empty, [[[0], [0]], [[0], [0]]], good[1]]
-    assert [each.tolist() for each in masked.fetch(range(6))["v"].rows()] == expected
+    assert [item.tolist() for item in masked.fetch(range(6))["v"].rows()] == expected
     for row in (6, 7):
         with pytest.raises(CorruptError, match=rf"shape[\s\S]*row {row}\b"):
             masked.fetch([row], ["v"])
@@ -349,7 +349,7 @@ def test_arrays_of_any_elements_are_read_but_for_those_with_a_null(
     with pytest.raises(SourceError, match=r"null[\s\S]*row 0, column 'v'"):
         source.fetch([0])
     masked = rf.open(path, shapes={"v": shape}, nulls="mask")
-    assert [bool(each["v_valid"]) for each in masked] == [False, True]
+    assert [bool(sample["v_valid"]) for sample in masked] == [False, True]
     assert masked[0]["v"].tolist() == ([[10, 0]] if elements is WORDS else [[[1, 2], [3, 0]]])
 
 
@@ -363,7 +363,7 @@ def test_rows_that_are_all_empty_are_read_wherever_the_lists_in_them_would_begin
     array = type(whole).from_arrays(pa.array([0, 0, 0], whole.offsets.type), lists)
     assert lists.offsets.to_pylist() == [1]
     other = pa.array([None, [[5, 6]]], array.type)  # a null: the column is decoded
-    batches = [pa.record_batch({"v": each}) for each in (array, other)]
+    batches = [pa.record_batch({"v": item}) for item in (array, other)]
     path = write(tmp_path / "t.arrow", batches, compression=compression)
     objects, shaped = rf.open(path), rf.open(path, shapes={"v": (None, 2)})
     assert [len(objects[row]["v"]) for row in (0, 1, 3)] == [0, 0, 1]
@@ -372,9 +372,9 @@ def test_rows_that_are_all_empty_are_read_wherever_the_lists_in_them_would_begin
 
 def of_other_order(content: bytes, *numbers: Any) -> bytes:
     """The same file or stream in big-endian byte order, made of one that holds these numbers and no others."""
-    for each in numbers:
-        assert content.count(each.tobytes()) == 1
-        content = content.replace(each.tobytes(), each.byteswap().tobytes())
+    for item in numbers:
+        assert content.count(item.tobytes()) == 1
+        content = content.replace(item.tobytes(), item.byteswap().tobytes())
     if content.startswith(b"ARROW1"):
         size = int.from_bytes(content[-10:-6], "little")
         base, field = len(content) - 10 - size, 1  # the schema in the footer
@@ -412,8 +412,8 @@ def test_files_of_the_other_byte_order_are_read_as_what_they_say(stream: bool, t
     assert expected[2] == {"text": "efghi", "n": 9, "x": 3.0}
     source = rf.open(path, format="arrow")
     for names in (None, ["n"], ["x", "text"]):
-        found = source.fetch([2, 0, 1], names).samples()
-        assert found == [{name: expected[i][name] for name in names or columns} for i in (2, 0, 1)]
+        result = source.fetch([2, 0, 1], names).samples()
+        assert result == [{name: expected[i][name] for name in names or columns} for i in (2, 0, 1)]
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -458,7 +458,7 @@ def test_lists_of_elements_without_bytes_keep_their_lengths(tmp_path: Path) -> N
     path = write(tmp_path / "t.arrow", [pa.record_batch({"v": pa.array(rows, kind)})])
     source = rf.open(path)
     assert source.fields == {"v": Field("ragged", "int32", (0,))}
-    assert [each["v"].shape for each in source] == [(2, 0), (1, 0), (0, 0)]
+    assert [sample["v"].shape for sample in source] == [(2, 0), (1, 0), (0, 0)]
 
 
 def test_runs_without_nulls_take_no_memory_for_each_row(tmp_path: Path) -> None:
@@ -469,8 +469,8 @@ def test_runs_without_nulls_take_no_memory_for_each_row(tmp_path: Path) -> None:
     def ends() -> list[Any]:
         return [rf.open(path)[row]["x"] for row in (0, rows - 1)]
 
-    most, found = peak(ends)
-    assert found == [1.5, 2.5]
+    most, result = peak(ends)
+    assert result == [1.5, 2.5]
     assert most < 16 << 20
 
 

@@ -119,10 +119,10 @@ CHANGES = {
     "shuffled": lambda d: d.shuffle(seed=3),
     "some": lambda d: d.select(range(10, 40)),
     "some of shuffled": lambda d: d.shuffle(seed=3).select([5, 2, 2, 40]),
-    "filtered": lambda d: d.filter(lambda each: each["n"] % 3 == 0),
+    "filtered": lambda d: d.filter(lambda item: item["n"] % 3 == 0),
     "concatenated": lambda d: datasets.concatenate_datasets([d, d.select(range(5))]),
     "a shard": lambda d: d.shard(4, 1),
-    "mapped": lambda d: d.map(lambda each: {"n": each["n"] + 1}),
+    "mapped": lambda d: d.map(lambda item: {"n": item["n"] + 1}),
 }
 
 
@@ -177,7 +177,7 @@ def test_an_indices_mapping_of_older_versions_is_followed(copy: Path) -> None:
     plain = rf.open(copy).fingerprint
     (copy / "state.json").write_text(json.dumps({**state, "_indices_data_files": [{"filename": "indices.arrow"}]}))
     source = rf.open(copy)
-    assert [int(each["n"]) for each in source] == order.tolist()
+    assert [int(sample["n"]) for sample in source] == order.tolist()
     assert int(source.blocks.sum()) == 25
     assert source.fingerprint != plain
     table = pa.table({"indices": pa.array([3, 60], pa.uint64())})

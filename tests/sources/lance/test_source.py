@@ -32,15 +32,15 @@ SIZES = [40, 1, 130, 64, 7, 90]
 
 def rows(first: int, count: int) -> pa.Table:
     ids = range(first, first + count)
-    vectors = pa.array([[each, each + 0.5] for each in ids], pa.list_(pa.float32(), 2))
+    vectors = pa.array([[sample_id, sample_id + 0.5] for sample_id in ids], pa.list_(pa.float32(), 2))
     return pa.table(
         {
             "id": ids,
             "vector": vectors,
-            "tokens": pa.array([list(range(each % 5)) for each in ids], pa.list_(pa.int32())),
-            "nested": [[[each], [1, 2]] for each in ids],
-            "text": ["ä" * (each % 3) for each in ids],
-            "raw": [bytes([each % 256]) * (each % 4) for each in ids],
+            "tokens": pa.array([list(range(sample_id % 5)) for sample_id in ids], pa.list_(pa.int32())),
+            "nested": [[[sample_id], [1, 2]] for sample_id in ids],
+            "text": ["ä" * (sample_id % 3) for sample_id in ids],
+            "raw": [bytes([sample_id % 256]) * (sample_id % 4) for sample_id in ids],
         }
     )
 
@@ -91,8 +91,8 @@ def test_long_ranges_and_single_rows_are_the_same_rows(
     assert in_ranges.fingerprint == source.fingerprint
     ids = np.arange(0, len(source), 5)
     taken = source._take(ids, ("id", "tokens"))
-    assert taken["id"].values.tolist() == [expected[each]["id"] for each in ids]
-    assert np.diff(taken["tokens"].offsets).tolist() == [len(expected[each]["tokens"]) for each in ids]
+    assert taken["id"].values.tolist() == [expected[sample_id]["id"] for sample_id in ids]
+    assert np.diff(taken["tokens"].offsets).tolist() == [len(expected[sample_id]["tokens"]) for sample_id in ids]
 
 
 @pytest.mark.parametrize("condition", ["id % 5 = 0", "id % 90 = 1", "id >= 60 AND id < 175"])
@@ -100,7 +100,7 @@ def test_a_filter_lets_through_what_lance_lets_through(pristine: Path, condition
     source = rf.open(pristine, filter=condition, columns=["id", "text"])
     expected = lance.dataset(pristine).to_table(["id", "text"], filter=condition).to_pylist()
     order = np.random.default_rng(2).permutation(len(expected))
-    assert samples_of(source, order) == [expected[each] for each in order]
+    assert samples_of(source, order) == [expected[item] for item in order]
     ends = np.cumsum(SIZES)
     fragment = Counter(int(ends.searchsorted(row["id"], side="right")) for row in expected)
     assert source.blocks.tolist() == [fragment[number] for number in range(len(SIZES))]
@@ -115,10 +115,10 @@ def test_the_version_is_that_of_the_moment_of_opening_everywhere(folder: Path) -
     travelling = pickle.dumps(source)
     lance.write_dataset(rows(1000, 5), folder, mode="append")
     lance.dataset(folder).delete("id < 10")
-    for each in (source, pickle.loads(travelling), rf.open(folder, version=before)):
-        assert len(each) == sum(source.blocks)
-        assert each.fetch(range(len(each)))["id"].gather()[:3].tolist() == [0, 1, 2]  # type: ignore[attr-defined]
-        assert (each.fingerprint, each.version) == (source.fingerprint, before)  # type: ignore[attr-defined]
+    for item in (source, pickle.loads(travelling), rf.open(folder, version=before)):
+        assert len(item) == sum(source.blocks)
+        assert item.fetch(range(len(item)))["id"].gather()[:3].tolist() == [0, 1, 2]  # type: ignore[attr-defined]
+        assert (item.fingerprint, item.version) == (source.fingerprint, before)  # type: ignore[attr-defined]
     latest = rf.open(folder)
     assert len(latest) == len(source) + 5 - 10 + 1 * (source[9]["id"] > 9)
     assert latest.fingerprint != source.fingerprint
@@ -136,7 +136,7 @@ def test_columns_restrict_what_is_offered_and_read(pristine: Path, monkeypatch: 
 
 
 def blobs(count: int) -> list[bytes]:
-    return [bytes([each]) * (each * 700) for each in range(count)]
+    return [bytes([row]) * (row * 700) for row in range(count)]
 
 
 @pytest.mark.parametrize("encoding", ["1", "2"])
@@ -153,24 +153,26 @@ def test_blobs_are_read_for_the_rows_asked_for_alone(
         table = pa.table([pa.array(range(30)), blob_array(contents)], schema=schema)
         lance.write_dataset(table, tmp_path / "b", max_rows_per_file=8, data_storage_version="2.2")
     lance.dataset(tmp_path / "b").delete("id = 3 OR id = 20")
-    kept = [each for each in range(30) if each not in (3, 20)]
+    kept = [row for row in range(30) if row not in (3, 20)]
     source = rf.open(tmp_path / "b")
     asked: list[tuple[Any, ...]] = []
     real = TableHandle.call
     monkeypatch.setattr(TableHandle, "call", lambda self, *given: asked.append(given) or real(self, *given))
     ids = [25, 0, 7, 7, 3]
-    assert [each["image"] for each in source.fetch(ids).samples()] == [contents[kept[each]] for each in ids]
+    assert [sample["image"] for sample in source.fetch(ids).samples()] == [
+        contents[kept[sample_id]] for sample_id in ids
+    ]
     assert [given[1].tolist() for given in asked if given[0] == "blobs"] == [[0, 3, 7, 25]]
     asked.clear()
     source.expect(ids)
-    assert source.fetch(ids, ["id"])["id"].gather().tolist() == [kept[each] for each in ids]  # type: ignore[attr-defined]
+    assert source.fetch(ids, ["id"])["id"].gather().tolist() == [kept[sample_id] for sample_id in ids]  # type: ignore[attr-defined]
     assert "blobs" not in [given[0] for given in asked]
     loader = rf.Loader(source, 7, shuffle=True)
     assert Counter(
         (int(number), content)
         for batch in loader
         for number, content in zip(batch["id"], batch["image"], strict=True)
-    ) == Counter((each, contents[each]) for each in kept)
+    ) == Counter((item, contents[item]) for item in kept)
 
 
 def test_a_null_blob_names_its_row_or_is_masked(tmp_path: Path) -> None:
@@ -193,9 +195,9 @@ def test_a_null_among_filtered_rows_names_the_row_of_the_table(cache_bytes: int,
 
 def delivered(batches: Iterable[Any]) -> Counter[int]:
     return Counter(
-        int(each)
+        int(item)
         for batch in batches
-        for each in (batch["id"].tolist() if isinstance(batch, dict) else [one["id"] for one in batch])
+        for item in (batch["id"].tolist() if isinstance(batch, dict) else [one["id"] for one in batch])
     )
 
 
@@ -218,8 +220,8 @@ def test_what_is_read_after_an_interrupt_is_what_was_asked_for(
     handle = pickle.loads(pickle.dumps(source._handle))
 
     def ids(first: int) -> list[int]:
-        found: list[int] = handle.call("span", 0, first, 2, ["id"])["id"].to_pylist()
-        return found
+        result: list[int] = handle.call("span", 0, first, 2, ["id"])["id"].to_pylist()
+        return result
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -393,10 +395,10 @@ def test_another_table_in_its_place_is_not_read_on_with(folder: Path) -> None:
 
 
 def test_facts_say_what_there_is(pristine: Path) -> None:
-    found = inspect_table(str(pristine), 7, "id = 50")
-    assert found.fragments.tolist() == [0, 1, 2, 3, 4, 5]
-    assert found.chosen is not None
-    assert lance.dataset(pristine).take(found.chosen, ["id"])["id"].to_pylist() == [50]
+    result = inspect_table(str(pristine), 7, "id = 50")
+    assert result.fragments.tolist() == [0, 1, 2, 3, 4, 5]
+    assert result.chosen is not None
+    assert lance.dataset(pristine).take(result.chosen, ["id"])["id"].to_pylist() == [50]
 
 
 def test_an_encoding_without_a_proper_name_is_told_before_lance_ends_the_process(
@@ -404,7 +406,7 @@ def test_an_encoding_without_a_proper_name_is_told_before_lance_ends_the_process
 ) -> None:
     path = tmp_path / "t.lance"
     shutil.copytree(pristine, path)
-    file = max((path / "data").glob("*.lance"), key=lambda each: each.stat().st_size)
+    file = max((path / "data").glob("*.lance"), key=lambda item: item.stat().st_size)
     content = file.read_bytes()
     at = content.rindex(b"/lance.encodings") + 6
     file.write_bytes(content[:at] + bytes(4) + content[at + 4 :])

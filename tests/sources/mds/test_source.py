@@ -65,7 +65,7 @@ def difference(found: dict[str, Any], expected: dict[str, Any]) -> str | None:
     """What differs; decimals and JSON by what they print, since neither is an array."""
     assert (type(found["exact"]), type(found["notes"])) == (Decimal, dict)
     ours, theirs = (
-        {**each, "exact": str(each["exact"]), "notes": repr(each["notes"])} for each in (found, expected)
+        {**item, "exact": str(item["exact"]), "notes": repr(item["notes"])} for item in (found, expected)
     )
     return compare.difference(ours, theirs)
 
@@ -103,8 +103,8 @@ def test_every_sample_is_what_its_own_reader_gives(
     expected = LocalDataset(str(folders(None)))
     assert len(source) == len(expected) == 60
     order = np.random.default_rng(0).permutation(60)
-    for i, found in zip(order.tolist(), source.fetch(order).samples(), strict=True):
-        assert difference(found, expected[i]) is None
+    for i, result in zip(order.tolist(), source.fetch(order).samples(), strict=True):
+        assert difference(result, expected[i]) is None
     assert list(source.fields) == sorted(COLUMNS)
     assert (source.decoded_bytes > 0) == (compression is not None)
     assert int(source.blocks.sum()) == 60
@@ -155,17 +155,17 @@ def test_images_are_what_its_own_reader_gives_or_bytes(tmp_path: Path) -> None:
         "pils": "list[pil]", "jpegs": "list[jpeg]", "pngs": "list[png]",
     }  # fmt: skip
     rows = [
-        {"jpeg": each, "png": each, "pil": each.convert("1" if i % 2 else "RGBA"), "array": [jpeg(each)] * (i + 1),
-         "pils": [each, each.convert("L")], "jpegs": [each] * 2, "pngs": [each] * i}
-        for i, each in enumerate(images)
+        {"jpeg": item, "png": item, "pil": item.convert("1" if i % 2 else "RGBA"), "array": [jpeg(item)] * (i + 1),
+         "pils": [item, item.convert("L")], "jpegs": [item] * 2, "pngs": [item] * i}
+        for i, item in enumerate(images)
     ]  # fmt: skip
     write(tmp_path / "d", columns, rows)
     expected = LocalDataset(str(tmp_path / "d"))
     source = rf.open(tmp_path / "d")
     for i in range(6):
-        found = source[i]
+        result = source[i]
         for name, value in expected[i].items():
-            ours, theirs = ((each if isinstance(each, list) else [each]) for each in (found[name], value))
+            ours, theirs = ((item if isinstance(item, list) else [item]) for item in (result[name], value))
             assert len(ours) == len(theirs)
             for our, their in zip(ours, theirs, strict=True):
                 assert our.mode == their.mode
@@ -217,7 +217,7 @@ def test_merged_folders_and_lists_of_folders_are_one_dataset(tmp_path: Path) -> 
     merge_index([str(tmp_path / str(part) / "index.json") for part in range(3)], str(tmp_path))
     merged = rf.open(tmp_path)
     for source in (listed, merged):
-        assert [int(each["x"]) for each in source] == expected
+        assert [int(item["x"]) for item in source] == expected
 
 
 def edited(folder: Path, change: Callable[[list[dict[str, Any]]], Any]) -> Path:

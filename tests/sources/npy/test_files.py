@@ -82,12 +82,12 @@ def test_a_batch_takes_no_more_memory_than_its_rows_however_they_lie(name: str, 
         np.savez(tmp_path / name, **{"x" * length: rows for length in range(1, 9)})
     source = rf.open(tmp_path / name)
     source.fetch([0])  # the checksums are compared
-    most, found = peak(
+    most, result = peak(
         lambda: {name: column.gather() for name, column in source.fetch([7, 49_999, 7]).items()}  # type: ignore[attr-defined]
     )
-    assert len(found) == len(source.fields)
-    for each in found.values():
-        np.testing.assert_array_equal(each, rows[[7, 49_999, 7]])
+    assert len(result) == len(source.fields)
+    for value in result.values():
+        np.testing.assert_array_equal(value, rows[[7, 49_999, 7]])
     assert most < rows.nbytes // 4
 
 
@@ -196,8 +196,8 @@ def test_a_member_is_summed_once_by_all_threads_of_a_process(tmp_path: Path, mon
     monkeypatch.setattr(numpy_arrays, "_checksum", counted)
     source = rf.open(tmp_path / "d.npz")
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda row: source.fetch([row])["x"].rows()[0].tolist(), range(8)))
-    assert found == rows[:8].tolist()
+        result = list(pool.map(lambda row: source.fetch([row])["x"].rows()[0].tolist(), range(8)))
+    assert result == rows[:8].tolist()
     assert len(summed) == 1
     assert source.fetch([9_999])["x"].rows()[0].tolist() == rows[-1].tolist()
     assert len(summed) == 1

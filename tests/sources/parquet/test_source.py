@@ -71,7 +71,7 @@ def expected_of(table: pa.Table) -> list[dict[str, Any]]:
         sample: dict[str, Any] = {}
         for name, value in row.items():
             if isinstance(value, dict):
-                sample.update({f"{name}.{inner}": each for inner, each in value.items()})
+                sample.update({f"{name}.{inner}": item for inner, item in value.items()})
             elif isinstance(value, decimal.Decimal):
                 sample[name] = float(value)
             elif isinstance(value, datetime.datetime):
@@ -161,8 +161,8 @@ def test_folders_called_key_value_are_columns(tmp_path: Path) -> None:
         "year": "int64",
         "what": "str",
     }
-    found = Counter((row["x"], row["year"], row["what"]) for row in samples_of(source))
-    assert found == Counter((row["x"], row["year"], row["what"]) for row in table.to_pylist())
+    result = Counter((row["x"], row["year"], row["what"]) for row in samples_of(source))
+    assert result == Counter((row["x"], row["year"], row["what"]) for row in table.to_pylist())
     one = sorted((tmp_path / "hive" / "year=2021").rglob("*.parquet"))
     assert set(np.unique(rf.open([str(path) for path in one]).fetch([0, 1])["year"].gather())) == {2021}
     assert list(rf.open(tmp_path / "hive", columns=["year"])[0]) == ["year"]
@@ -300,7 +300,7 @@ def test_row_groups_under_way_hold_little_of_wide_files_however_many_there_are(
 ) -> None:
     monkeypatch.setattr(parquet_rows, "_CURSORS", 4)
     rows, columns = 20_000, 16
-    table = pa.table({f"c{each}": np.arange(rows) for each in range(columns)})
+    table = pa.table({f"c{column}": np.arange(rows) for column in range(columns)})
     path = write(table, tmp_path / "t.parquet", row_group_size=rows // 2, compression=None, use_dictionary=False)
     before = pa.total_allocated_bytes()
     source = ParquetSource(path, cache_bytes=1 << 20)
@@ -364,7 +364,7 @@ def test_list_columns_are_read_in_any_order(columns: tuple[str, ...], tmp_path: 
     write(LISTS, tmp_path / "a.parquet")
     write(LISTS.select(LISTS.column_names[::-1]), tmp_path / "b.parquet")
     expected = expected_of(LISTS) * 2
-    names = [name for each in columns for name in (["s.p", "s.q"] if each == "s" else [each])]
+    names = [name for column in columns for name in (["s.p", "s.q"] if column == "s" else [column])]
     opened = rf.open(tmp_path, columns=names)
     assert list(opened.fields) == names
     assert samples_of(opened) == [{name: row[name] for name in names} for row in expected]
@@ -525,7 +525,7 @@ def test_any_schema_in_any_row_groups_reads_as_pyarrow_reads_it(
     source = rf.open(path)
     ids = data.draw(st.lists(st.integers(0, rows - 1), max_size=20))
     expected = expected_of(pq.read_table(path))
-    assert samples_of(source, ids) == [expected[each] for each in ids]
+    assert samples_of(source, ids) == [expected[sample_id] for sample_id in ids]
     assert source.blocks.sum() == rows
 
 
@@ -675,8 +675,8 @@ def test_a_row_of_a_dictionary_column_does_not_decode_all_rows(container: str, t
     def last_and_first() -> tuple[list[str], int]:
         return [row["text"] for row in source.fetch([EACH - 1, 0]).samples()], pa.total_allocated_bytes() - before
 
-    most, (found, kept) = peak(last_and_first)
-    assert found == LONG[::-1]
+    most, (result, kept) = peak(last_and_first)
+    assert result == LONG[::-1]
     assert most + kept < 200 << 20
 
 
@@ -755,7 +755,7 @@ def large_rows(kind: str) -> pa.Table:
     if kind == "bytes":
         column = pa.array(raw, pa.binary())
     elif kind == "text":
-        column = pa.array([each[: LARGE_ROW // 2].hex() for each in raw])
+        column = pa.array([item[: LARGE_ROW // 2].hex() for item in raw])
     else:
         values = pa.array(np.frombuffer(b"".join(raw), np.int32))
         size = LARGE_ROW // 4

@@ -337,7 +337,7 @@ def test_every_graph_once_with_any_workers(kind: str, workers: tuple[Any, int], 
             id_column="ids",
         )
         steps.append(list(loader))
-    assert len({len(each) for each in steps}) == 1
+    assert len({len(step) for step in steps}) == 1
     assert Counter(y for rank in steps for batch in rank for y in batch.y.tolist()) == Counter(range(53))
     for batch in [batch for rank in steps for batch in rank]:
         assert batch.ids.tolist() == batch.y.tolist()
@@ -386,8 +386,8 @@ def test_a_checkpoint_goes_on_with_the_graphs_that_are_left() -> None:
 def test_a_fingerprint_changes_with_the_graphs_and_with_nothing_else(tmp_path: Path) -> None:
     graphs = [graph(number) for number in range(20)]
     prints = [
-        rf.from_dataset(each).fingerprint
-        for each in (
+        rf.from_dataset(item).fingerprint
+        for item in (
             in_memory(graphs),
             in_memory(graphs[:-1]),
             in_memory(graphs)[::-1],
@@ -397,7 +397,7 @@ def test_a_fingerprint_changes_with_the_graphs_and_with_nothing_else(tmp_path: P
     assert len(Counter(prints)) == 4
     assert rf.from_dataset(in_memory(graphs, doubled)).fingerprint == prints[0]
     assert rf.from_dataset(in_memory(graphs)).identified
-    lists = [rf.from_dataset(each).fingerprint for each in (graphs, graphs[1:], list(graphs))]
+    lists = [rf.from_dataset(item).fingerprint for item in (graphs, graphs[1:], list(graphs))]
     assert lists[0] == lists[2] != lists[1]
     disk = Pickled(str(tmp_path))
     disk.extend(graphs)

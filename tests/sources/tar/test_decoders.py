@@ -202,14 +202,14 @@ def test_a_flipped_bit_in_an_archive_is_found_by_its_checksum(tmp_path: Path) ->
     five = np.int64(5000).tobytes()
     assert whole.count(five) == 1
     damaged = [whole.replace(five, five[::-1]), whole.replace(b"(8011,)", b"(1,)   ")]
-    path = tar_of(tmp_path / "a.tar", [{"npz": each} for each in (whole, *damaged)])
+    path = tar_of(tmp_path / "a.tar", [{"npz": item} for item in (whole, *damaged)])
     source = rf.open(path)
-    found = source[0]["npz"]
-    assert {name: array.tolist() for name, array in found.items()} == {
+    result = source[0]["npz"]
+    assert {name: array.tolist() for name, array in result.items()} == {
         "a": list(range(8011)),
         "words": ["x", "yz"],
     }
-    assert found["a"].flags.writeable
+    assert result["a"].flags.writeable
     with pytest.raises(CorruptError, match=r"CRC[\s\S]*a\.tar, sample '001'"):
         source[1]
     with pytest.raises(CorruptError, match=r"contradicts its header[\s\S]*a\.tar, sample '002'"):

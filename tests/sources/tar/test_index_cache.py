@@ -39,10 +39,10 @@ def test_an_index_is_read_back_as_it_was_written(shard: Path, tmp_path: Path) ->
     assert again.summary == index.summary
     rows = np.array([2, 0, 1])
     for name, sizes in (("a", [0, 0, 0]), ("b", [0, 0, -1]), ("c", [-1, -1, -1])):
-        for each in (index, again):
-            starts, found = each.locate(name, rows)
-            assert found.tolist() == sizes
-            assert (starts[found >= 0] % 512 == 0).all()
+        for item in (index, again):
+            starts, result = item.locate(name, rows)
+            assert result.tolist() == sizes
+            assert (starts[result >= 0] % 512 == 0).all()
     assert [again.key(row) for row in range(3)] == ["1", "2", "3"]
     (tmp_path / "i").write_bytes(content)
     assert read_summary(str(tmp_path / "i")) == index.summary
@@ -92,7 +92,7 @@ def test_it_is_renewed_when_the_shard_changes(shard: Path) -> None:
     store.summaries([str(shard)])
     write_names(shard, "1.a", "2.a", "4.c")
     assert store.summaries([str(shard)])[0].samples == 3
-    assert [each.name for each in store.load(str(shard)).summary.extensions] == ["a", "c"]
+    assert [item.name for item in store.load(str(shard)).summary.extensions] == ["a", "c"]
     write_names(shard, "7.a")
     assert store.load(str(shard)).summary.samples == 1
 
@@ -123,9 +123,9 @@ def test_an_index_of_another_shard_is_not_taken(shard: Path, tmp_path: Path) -> 
 def test_an_index_of_another_archive_of_the_same_size_and_time_is_not_used(shard: Path) -> None:
     """Both may be those of a file that was unpacked or copied."""
     assert [sample["__key__"] for sample in rf.open(shard, missing="mask")] == ["1", "2", "3"]
-    found = shard.stat()
+    result = shard.stat()
     write_names(shard, "1.a", "1.b", "4.a", "3.b", "3.a")
-    os.utime(shard, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(shard, ns=(result.st_atime_ns, result.st_mtime_ns))
     with pytest.raises(CorruptError, match=r"not the one that was indexed[\s\S]*a\.tar[\s\S]*touch"):
         rf.open(shard, missing="mask").fetch([0])
 
@@ -173,7 +173,7 @@ def test_who_waits_says_for_what_and_goes_on_when_the_other_is_killed(
     assert IndexCache().load(str(shard)).summary.samples == 3
     holder.join(timeout=60)
     assert holder.exitcode == -9
-    assert [str(tmp_path) in each for each in said] == [True]
+    assert [str(tmp_path) in item for item in said] == [True]
 
 
 def test_a_damaged_index_that_cannot_be_removed_is_made_anew_elsewhere(

@@ -178,7 +178,7 @@ def test_a_key_that_comes_back_is_an_error_or_a_sample_of_its_own(tmp_path: Path
     with pytest.raises(SourceError, match=r"'1' at offset 0 and at 2048[\s\S]*--sort=name"):
         rf.open(path)
     kept = rf.open(path, duplicate_keys="keep", missing="mask", decode=False)
-    assert [sample["__key__"] for sample in kept] == [each["__key__"] for each in by_webdataset(path)]
+    assert [sample["__key__"] for sample in kept] == [item["__key__"] for item in by_webdataset(path)]
     # The same key in another shard is another sample, as everywhere.
     two = [write_tar(tmp_path / name, [("1.txt", b"a")]) for name in ("b.tar", "c.tar")]
     assert len(rf.open(two)) == 2
