@@ -159,9 +159,7 @@ def test_blobs_are_read_for_the_rows_asked_for_alone(
     real = TableHandle.call
     monkeypatch.setattr(TableHandle, "call", lambda self, *given: asked.append(given) or real(self, *given))
     ids = [25, 0, 7, 7, 3]
-    assert [sample["image"] for sample in source.fetch(ids).samples()] == [
-        contents[kept[sample_id]] for sample_id in ids
-    ]
+    assert source.fetch(ids)["image"].rows() == [contents[kept[sample_id]] for sample_id in ids]
     assert [given[1].tolist() for given in asked if given[0] == "blobs"] == [[0, 3, 7, 25]]
     asked.clear()
     source.expect(ids)
