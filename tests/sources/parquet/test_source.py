@@ -560,32 +560,64 @@ def test_small_row_groups_are_decoded_together_and_stay_blocks(tmp_path: Path) -
     assert samples_of(source) == expected_of(table_of(500))
 
 
-def test_a_flipped_bit_in_list_levels_damages_only_its_own_row_group_and_column(tmp_path: Path) -> None:
-    rows = [list(range(i, i + i % 4)) for i in range(60)]
-    lists = {name: pa.array(values, pa.list_(pa.int32())) for name, values in (("a", rows), ("b", rows[::-1]))}
-    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": False}
-    path = write(pa.table(lists), tmp_path / "t.parquet", row_group_size=20, **options)
+def test_each_list_column_is_compared_with_its_own_number_of_values(tmp_path: Path) -> None:
+    rows = [list(range(i % 4)) for i in range(40)]
+    table = pa.table({"a": pa.array(rows, pa.list_(pa.int32())), "b": pa.array(rows[::-1], pa.list_(pa.int32()))})
+    path = write(
+        table, tmp_path / "t.parquet", use_dictionary=False, compression="none", write_page_checksum=False
+    )
     content = path.read_bytes()
-    page = pq.read_metadata(path).row_group(0).column(1).data_page_offset
-    refused: Counter[str] = Counter()
-    for byte in range(page, page + 70):  # the header of a page of "b", and its levels
+    column = pq.read_metadata(path).row_group(0).column(1)
+    refused: set[str] = set()
+    for byte in range(
+        column.data_page_offset, column.data_page_offset + 70
+    ):  # the header of a page, and its levels
         bad = bytearray(content)
         bad[byte] ^= 1
         path.write_bytes(bad)
         for columns in (["a", "b"], ["b", "a"]):
             source = rf.open(path, columns=columns)
-            assert samples_of(source, range(20, 60), ["b"]) == [{"b": row} for row in rows[::-1][20:]], byte
             try:
-                source.fetch(range(20))
-            except RankfeedError as caught:
-                error = caught
-            else:
-                continue
-            refused[error.summary] += 1
-            assert "row group 0" in str(error.where)
-            assert not str(error.where).endswith(("'a'", "'a.list.element'"))
-            if refused[error.summary] == 1:
-                assert verify_data(path, resume=False).sound is False, error
+                source.fetch(range(40))
+            except RankfeedError as error:
+                refused.add(f"{columns[0]} {error.summary} {str(error.where).rpartition(' ')[2]}")
+    for first in "ab":
+        assert any(
+            item.startswith(first) and "another number of values" in item and "'b" in item for item in refused
+        )
+    assert not any(item.endswith(("'a.list.element'", "'a'")) for item in refused)
+
+
+def test_a_flipped_bit_in_list_levels_damages_only_its_own_row_group(tmp_path: Path) -> None:
+    rows = [list(range(i, i + i % 4)) for i in range(60)]
+    table = pa.table({"tokens": pa.array(rows, pa.list_(pa.int32()))})
+    path = write(
+        table,
+        tmp_path / "t.parquet",
+        row_group_size=20,
+        compression="none",
+        use_dictionary=False,
+        write_page_checksum=False,
+    )
+    content = path.read_bytes()
+    page = pq.read_metadata(path).row_group(0).column(0).data_page_offset
+    refused: Counter[str] = Counter()
+    for byte in range(page, page + 70):  # the page's header, and its levels
+        bad = bytearray(content)
+        bad[byte] ^= 1
+        path.write_bytes(bad)
+        source = rf.open(path)
+        assert [row["tokens"] for row in samples_of(source, range(20, 60))] == rows[20:], byte
+        try:
+            source.fetch(range(20))
+        except RankfeedError as caught:
+            error = caught
+        else:
+            continue
+        refused[error.summary] += 1
+        assert "row group 0" in str(error.where)
+        if refused[error.summary] == 1:
+            assert verify_data(path, resume=False).sound is False, error
     # One row too many, and one too few.
     assert refused["the lists of a column are damaged: they hold another number of values than the footer says"]
     assert refused["a row group has another number of rows than its footer says"]
@@ -810,7 +842,7 @@ def test_a_row_group_of_large_rows_is_decoded_few_times_for_any_order(
     source = rf.open(write(table, tmp_path / "t.parquet"), **({"cache_bytes": cache_bytes} if cache_bytes else {}))
     name = "x.x" if kind == "nested" else "x"
     expected = [row[name] for row in expected_of(table.select(["x"]))]
-    for workers in (0, 2):
+    for workers in (0, 0 if cache_bytes else 2):
         seen: list[int] = []
         fresh = pickle.loads(pickle.dumps(source))
         loader = rf.Loader(fresh, 8, shuffle=shuffle, num_workers=workers, ragged="list", topology=rf.Topology())
