@@ -126,7 +126,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 def process_rounds(rounds: int, path: Path, folder: Path, seed: int) -> Counter[str]:
-    """So many rounds, and more until a process has been killed in a quarter of them: builds may end before."""
+    """Run these rounds, and more until a process was killed in a quarter of them: builds may end before."""
     chance = random.Random(seed)
     figures: Counter[str] = Counter()
     within = 0.1

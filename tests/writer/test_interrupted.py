@@ -70,7 +70,7 @@ def killed(given: str, dest: Path, workers: int, after: float) -> bool:
         ("source", 2),
     ],
 )
-def test_a_killed_pack_goes_on_to_the_same_bytes(
+def test_a_killed_write_continues_to_the_same_bytes(
     kind: str, workers: int, whole: Path, thorough: bool, tmp_path: Path
 ) -> None:
     given = "rows" if kind == "rows" else str(whole / "rows")
@@ -113,22 +113,22 @@ def test_stopped_at_any_rename_nothing_opens_and_it_goes_on(
 ) -> None:
     selection = rows()[1800:2300]  # changes from dense to ragged on the way
 
-    def pack(dest: Path) -> rf.Source:
+    def write(dest: Path) -> rf.Source:
         return rf.write(selection, dest, shard_bytes=3000, progress=False)
 
     reference = tmp_path / "reference"
-    most = renames(monkeypatch, -1, lambda: pack(reference))
+    most = renames(monkeypatch, -1, lambda: write(reference))
     moved = Counter[int]()
     for stop_at in range(most):
         dest = tmp_path / str(stop_at)
-        assert renames(monkeypatch, stop_at, partial(pack, dest)) == stop_at
+        assert renames(monkeypatch, stop_at, partial(write, dest)) == stop_at
         shards = sorted(dest.glob("shard-*.arrow"))
         moved[len(shards)] += 1
         for where in (dest, f"{dest}/*.arrow", f"{dest}/shard-0000[0-3]*", shards):
             for form in (None, "arrow") if shards or where == dest else ():
                 with pytest.raises(SourceError, match="not finished" if dest.exists() else "no such"):
                     rf.open(where, format=form)
-        pack(dest)
+        write(dest)
         assert contents(dest) == contents(reference)
     assert set(moved) == set(range(len(list(reference.glob("shard-*.arrow"))) + 1))  # it was stopped at each
 
@@ -181,7 +181,7 @@ def test_staged_shards_are_written_again_only_if_they_are_damaged(
     assert contents(tmp_path / "p") == contents(whole / "source")
 
 
-def test_the_beginnings_of_another_pack_are_refused_or_started_over(whole: Path, tmp_path: Path) -> None:
+def test_the_beginnings_of_another_write_are_refused_or_started_over(whole: Path, tmp_path: Path) -> None:
     def broken() -> object:
         yield from rows()[:2500]
         raise KeyError("the user's own")
@@ -207,7 +207,7 @@ def test_an_iterable_that_changed_in_between_is_packed_as_it_is_now(tmp_path: Pa
     assert contents(tmp_path / "p") == contents(tmp_path / "fresh")
 
 
-def test_of_two_packs_at_once_one_succeeds_and_the_other_says_why(tmp_path: Path) -> None:
+def test_of_two_writes_at_once_one_succeeds_and_the_other_says_why(tmp_path: Path) -> None:
     code = (
         "import sys, rankfeed as rf\n"
         "try: print(len(rf.write([{'x': i} for i in range(100)], sys.argv[1], progress=False)))\n"

@@ -43,7 +43,7 @@ def test_none_one_or_many_rows_come_of_a_sample(source: rf.Source, tmp_path: Pat
     assert column_of(by_iterable, "id") == expected
 
 
-def test_the_bytes_of_a_mapped_pack_do_not_depend_on_workers_or_order_of_work(
+def test_the_bytes_of_a_mapped_write_do_not_depend_on_workers_or_order_of_work(
     source: rf.Source, tmp_path: Path
 ) -> None:
     arguments: dict[str, Any] = {"shard_bytes": 700, "map": noisy, "seed": 5, "progress": False}
@@ -54,7 +54,7 @@ def test_the_bytes_of_a_mapped_pack_do_not_depend_on_workers_or_order_of_work(
     assert other.fingerprint != rf.open(tmp_path / "alone").fingerprint
 
 
-def test_a_sample_draws_the_same_numbers_wherever_it_lies_in_the_pack(source: rf.Source, tmp_path: Path) -> None:
+def test_a_sample_draws_the_same_numbers_at_any_place_of_the_dataset(source: rf.Source, tmp_path: Path) -> None:
     def drawn(order: Any) -> Counter[tuple[int, bytes]]:
         packed = rf.write(source, tmp_path / order, map=noisy, seed=5, order=order, progress=False)
         return Counter((int(sample["id"]), sample["noise"].tobytes()) for sample in packed)
@@ -109,7 +109,7 @@ def test_a_named_function_is_believed_and_one_without_a_name_is_called_again(
     assert all(count >= 3 for count in calls.values())
 
 
-def test_an_interrupted_mapped_pack_never_keeps_rows_of_another_function(
+def test_an_interrupted_mapped_write_never_keeps_rows_of_another_function(
     source: rf.Source, tmp_path: Path
 ) -> None:
     class Stop(Exception):

@@ -253,7 +253,7 @@ def test_two_jobs_in_one_directory_do_not_mix(data: Path, tmp_path: Path) -> Non
     with ranks(2, data / "source", dest, said[0], "hang:1", 3) as first:
         while not list(dest.glob(".rankfeed-write/*.arrow")):
             assert first[0].poll() is None
-        with ranks(2, data / "source", dest, said[1], "", 30, PACK_KEY="other") as second:
+        with ranks(2, data / "source", dest, said[1], "", 30, WRITE_KEY="other") as second:
             assert [ended(process, 80) for process in second] == [0, 0]
         assert ended(first[0], 80) == 0
     assert "fingerprint" in told(said[0])[0]
@@ -269,7 +269,7 @@ def test_consecutive_writes_to_one_directory_do_not_mix(data: Path, tmp_path: Pa
     said = tmp_path / "told"
     said.mkdir()
     dest, go = tmp_path / "p", tmp_path / "go"
-    with ranks(3, data / "source", dest, said, "late:2", 3, PACK_AGAIN="1", HELD_UNTIL=str(go)) as started:
+    with ranks(3, data / "source", dest, said, "late:2", 3, WRITE_AGAIN="1", HELD_UNTIL=str(go)) as started:
         while not said.joinpath("second-0").exists():  # rank 0 is done with both
             assert started[0].poll() is None
             time.sleep(0.05)

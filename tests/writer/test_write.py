@@ -68,7 +68,7 @@ def tables(draw: st.DrawFn) -> list[dict[str, Any]]:
 def test_every_row_comes_back_as_it_went_in(
     rows: list[dict[str, Any]], shard_bytes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("pack") / "packed"
+    folder = tmp_path_factory.mktemp("write") / "packed"
     packed = rf.write(iter(rows), folder, shard_bytes=shard_bytes, progress=False)
     assert len(packed) == len(rows) == packed.blocks.sum()
     order = np.random.default_rng(0).permutation(len(rows))
@@ -88,7 +88,7 @@ def test_the_bytes_do_not_depend_on_the_workers(workers: int, tmp_path: Path) ->
     assert [sample["y"] for sample in packed] == [row["y"] for row in rows]
 
 
-def test_a_script_without_a_main_guard_packs_with_workers(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_writes_with_workers(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
     for number in range(40):
