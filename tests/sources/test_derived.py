@@ -61,13 +61,18 @@ class Container:
         if name == "hive":
             _write_hive(self.path)
         elif name != "in memory":
-            options = {"t.parquet": {"row_group_size": 5}, "t.arrow": {"rows": 5}, "t.arrows": {"rows": 5}}
+            options: dict[str, Any] = {
+                "t.parquet": {"row_group_size": 5},
+                "t.arrow": {"rows": 5},
+                "t.arrows": {"rows": 5},
+            }
             write_table(TABLE, self.path, **options.get(name, {}))
 
     def open(self, nulls: str = "error", **options: Any) -> Any:
         if self.name == "in memory":
             return rf.from_dataset(datasets.Dataset(TABLE), nulls=nulls, **options)
-        return rf.open(self.path, **{"missing" if self.name == "t.tar" else "nulls": nulls}, **options)
+        options["missing" if self.name == "t.tar" else "nulls"] = nulls
+        return rf.open(self.path, **options)
 
 
 @pytest.fixture(scope="module", params=CONTAINERS)

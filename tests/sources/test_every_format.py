@@ -257,13 +257,12 @@ def test_a_source_that_travels_refuses_data_that_were_changed(by_path: Written, 
     travelling = pickle.dumps(source)
     assert len(travelling) < 4000 + 60 * len(contents(moved))  # of each file its name and what was seen of it
     writers.grow(by_path.name, moved)
+    refused: SourceError | None = None
     try:
         arrived = pickle.loads(travelling)
         result = digests(arrived.__getitems__(range(writers.COUNT)))
     except SourceError as error:
         refused = error
-    else:
-        refused = None
     if refused is not None:
         assert re.search(r"changed|replaced|damaged", refused.summary)
         assert str(moved) in str(refused)

@@ -839,7 +839,8 @@ def test_a_row_group_of_large_rows_is_decoded_few_times_for_any_order(
     kind: str, shuffle: Any, cache_bytes: int | None, decodings: int, tmp_path: Path, decodes: Counter[Any]
 ) -> None:
     table = large_rows(kind)
-    source = rf.open(write(table, tmp_path / "t.parquet"), **({"cache_bytes": cache_bytes} if cache_bytes else {}))
+    options: dict[str, Any] = {"cache_bytes": cache_bytes} if cache_bytes else {}
+    source = rf.open(write(table, tmp_path / "t.parquet"), **options)
     name = "x.x" if kind == "nested" else "x"
     expected = [row[name] for row in expected_of(table.select(["x"]))]
     for workers in (0, 0 if cache_bytes else 2):

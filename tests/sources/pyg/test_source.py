@@ -158,7 +158,10 @@ def test_batches_are_those_of_pyg_and_so_are_attributes_that_are_followed_or_lef
     graphs = [make(number) for number in range(9)]
     assert isinstance(rf.from_dataset(in_memory(graphs)).fetch([0])[""].rows(), Graphs), "the fast way is taken"
     assert make is hetero or join_graphs(graphs) is not None, "the fast way is taken"
-    options = {"follow_batch": ["y", "x", "edge_index"], "exclude_keys": ["pos", "edge_attr", "num_nodes"]}
+    options: dict[str, Any] = {
+        "follow_batch": ["y", "x", "edge_index"],
+        "exclude_keys": ["pos", "edge_attr", "num_nodes"],
+    }
     for dataset in (graphs, in_memory(graphs)):
         assert_as_pyg(dataset)
         assert_as_pyg(dataset, **options)

@@ -244,9 +244,9 @@ def test_empty_shards_are_passed_over_and_an_empty_data_set_is_an_error(tmp_path
 
 
 @pytest.mark.parametrize("wrong", [{"missing": "no"}, {"duplicate_keys": 1}, {"decode": 3}])
-def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, Any], uneven: Path) -> None:
+def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ArgumentError):
-        rf.open(uneven, **wrong)
+        rf.open(write_tar(tmp_path / "a.tar", {"1.txt": b"a"}), **wrong)
 
 
 # --- processes, threads, loaders

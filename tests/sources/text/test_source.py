@@ -159,9 +159,9 @@ def test_a_bad_line_of_json_is_named(line: str, message: str, after: str, tmp_pa
 def test_text_that_is_no_utf8_is_named_with_its_line(name: str, content: bytes, tmp_path: Path) -> None:
     path, line = tmp_path / name, content[: content.index(b"\xff")].count(b"\n") + 1
     path.write_bytes(content)
-    for read in (rf.open, lambda path: list(rows(path))):
+    for read in (lambda: rf.open(path), lambda: list(rows(path))):
         with pytest.raises(CorruptError, match=rf"(?s)(?=.*UTF-8).*t\.{path.suffix[1:]}, line {line}\b"):
-            read(path)
+            read()
 
 
 @pytest.mark.parametrize("unit", ["[", '{"a":', '[{"a":'])
@@ -398,18 +398,18 @@ def test_integers_that_float64_would_round_are_refused_if_they_are_read(
     path = tmp_path / f"a.{kind}"
     path.write_text(text_of(kind, values, y=7))
     line = 3 if kind == "csv" else 2
-    for read in (rf.open, lambda path: list(rows(path))):
+    for read in (lambda: rf.open(path), lambda: list(rows(path))):
         with pytest.raises(
             SourceError, match=rf"would lose digits[\s\S]*{values[1]}\n[\s\S]*a\.{kind}[\s\S]*column 'x'"
         ) as caught:
-            read(path)
+            read()
         assert not isinstance(caught.value, CorruptError)
     with pytest.raises(SourceError, match=f"line {line},"):
         rf.open(path)
     assert column_of(rf.open(path, types={"x": "float64"}), "x") == [float(value) for value in values]
     for types in (None, {"y": "int32"}):
-        for source in (rf.open(path, columns=["y"], types=types), rows(path, columns=["y"], types=types)):
-            assert [row["y"] for row in source] == [7] * len(values)
+        assert column_of(rf.open(path, columns=["y"], types=types), "y") == [7] * len(values)
+        assert [row["y"] for row in rows(path, columns=["y"], types=types)] == [7] * len(values)
 
 
 def test_an_integer_of_thousands_of_digits_is_refused_where_it_would_be_rounded(tmp_path: Path) -> None:
