@@ -30,7 +30,7 @@ from rankfeed.errors import CorruptError, RankfeedError, StateError
 #: Samples of a data set, and files where a format has several; values of the original and of the other one.
 ROWS, FILES = 60, 6
 OLD, NEW = 1000, 5000
-EACH = ROWS // FILES
+FILE_ROWS = ROWS // FILES
 TOPOLOGY = rf.Topology()
 ENGINES: dict[str, dict[str, Any]] = {
     "inline": {},
@@ -40,7 +40,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 def pieces(base: int) -> list[list[int]]:
-    return [[base + row for row in range(first, first + EACH)] for first in range(0, ROWS, EACH)]
+    return [[base + row for row in range(first, first + FILE_ROWS)] for first in range(0, ROWS, FILE_ROWS)]
 
 
 # Each format, written so that both data sets have files of equal sizes and equal headers.
@@ -56,7 +56,7 @@ def table_writer(suffix: str, count: int = FILES, **options: Any) -> Callable[[P
     return write
 
 
-def each_value(save: Callable[[Path, int], Any], suffix: str) -> Callable[[Path, int], None]:
+def file_writer(save: Callable[[Path, int], Any], suffix: str) -> Callable[[Path, int], None]:
     """Writes a file for each value."""
 
     def write(folder: Path, base: int) -> None:
@@ -68,7 +68,7 @@ def each_value(save: Callable[[Path, int], Any], suffix: str) -> Callable[[Path,
 
 def write_packed(folder: Path, base: int) -> None:
     rows = ({"y": value} for value in range(base, base + ROWS))
-    rf.write(rows, folder / "data", shard_bytes=8 * EACH, progress=False)
+    rf.write(rows, folder / "data", shard_bytes=8 * FILE_ROWS, progress=False)
 
 
 def save_npz(path: Path, values: Any) -> None:
@@ -93,14 +93,14 @@ def write_shards(folder: Path, base: int) -> None:
 
 def write_wids(folder: Path, base: int) -> None:
     write_shards(folder, base)
-    shards = [{"url": f"{number}.tar", "nsamples": EACH} for number in range(FILES)]
+    shards = [{"url": f"{number}.tar", "nsamples": FILE_ROWS} for number in range(FILES)]
     (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": shards}))
 
 
 def write_energon(folder: Path, base: int) -> None:
     write_shards(folder, base)
     (folder / ".nv-meta").mkdir()
-    counts = {f"{number}.tar": EACH for number in range(FILES)}
+    counts = {f"{number}.tar": FILE_ROWS for number in range(FILES)}
     (folder / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": counts}))
 
 
@@ -158,7 +158,7 @@ def write_pyg_database(folder: Path, base: int) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a format is written and opened, and the names that a source leaves beside the data."""
+    """How a format is written and opened, and the engines that read it."""
 
     write: Callable[[Path, int], Any]
     open: Callable[[Path], rf.Source]
@@ -172,8 +172,8 @@ def within(name: str, **options: Any) -> Callable[[Path], rf.Source]:
 PLAIN_PAGES: dict[str, Any] = {"write_statistics": False, "use_dictionary": False, "compression": "none"}
 KINDS = {
     "packed": Kind(write_packed, within("data")),
-    "npy_files": Kind(each_value(np.save, "npy"), within("")),
-    "npz_files": Kind(each_value(save_npz, "npz"), within("")),
+    "npy_files": Kind(file_writer(np.save, "npy"), within("")),
+    "npz_files": Kind(file_writer(save_npz, "npz"), within("")),
     "npy": Kind(rows_writer(np.save, "rows.npy"), within("rows.npy")),
     "npy_columns": Kind(write_npy_columns, within("", layout="columns")),
     "npz": Kind(rows_writer(save_npz, "rows.npz"), within("rows.npz")),
@@ -183,7 +183,7 @@ KINDS = {
     "arrow": Kind(table_writer("arrow"), within("*.arrow")),
     "arrow_streams": Kind(table_writer("arrows", compression="zstd"), within("*.arrows")),
     "parquet_files": Kind(table_writer("parquet", **PLAIN_PAGES), within("")),
-    "parquet": Kind(table_writer("parquet", 1, row_group_size=EACH, **PLAIN_PAGES), within("0.parquet")),
+    "parquet": Kind(table_writer("parquet", 1, row_group_size=FILE_ROWS, **PLAIN_PAGES), within("0.parquet")),
     "tar": Kind(write_shards, within("*.tar")),
     "wids": Kind(write_wids, within("index.json")),
     "energon": Kind(write_energon, within("")),

@@ -688,24 +688,26 @@ def test_a_tensor_with_a_permutation_has_its_logical_shape(container: str, tmp_p
 
 
 LONG = ["ab" * 41_500, "cd" * 41_000]
-EACH = 3_000_000  # times 83 KB: 250 GB, more than any machine of ours has
+REPEATED_ROWS = 3_000_000  # times 83 KB: 250 GB, more than any machine of ours has
 
 
 def repeated() -> Any:
-    return pa.DictionaryArray.from_arrays(pa.array(np.arange(EACH) % 2, pa.int32()), LONG)
+    return pa.DictionaryArray.from_arrays(pa.array(np.arange(REPEATED_ROWS) % 2, pa.int32()), LONG)
 
 
 @pytest.mark.parametrize("container", ["t.parquet", "text.parquet", "t.arrow", "t.feather", "t.hf"])
 def test_a_row_of_a_dictionary_column_does_not_decode_all_rows(container: str, tmp_path: Path) -> None:
     table = pa.table({"text": repeated()})
-    parquet = {"row_group_size": EACH, "store_schema": container == "t.parquet"}
+    parquet = {"row_group_size": REPEATED_ROWS, "store_schema": container == "t.parquet"}
     path = write_table(table, tmp_path / container, **(parquet if container.endswith("parquet") else {}))
     assert path.stat().st_size < 100_000 or not container.endswith("parquet")
     source = rf.open(path)
     before = pa.total_allocated_bytes()
 
     def last_and_first() -> tuple[list[str], int]:
-        return [row["text"] for row in source.fetch([EACH - 1, 0]).samples()], pa.total_allocated_bytes() - before
+        return [
+            row["text"] for row in source.fetch([REPEATED_ROWS - 1, 0]).samples()
+        ], pa.total_allocated_bytes() - before
 
     most, (result, kept) = peak(last_and_first)
     assert result == LONG[::-1]
@@ -713,10 +715,10 @@ def test_a_row_of_a_dictionary_column_does_not_decode_all_rows(container: str, t
 
 
 def test_lists_of_text_in_a_dictionary_are_made_of_the_rows_asked_for(tmp_path: Path) -> None:
-    lists = pa.ListArray.from_arrays(pa.array(np.arange(0, EACH + 1, 10), pa.int32()), repeated())
+    lists = pa.ListArray.from_arrays(pa.array(np.arange(0, REPEATED_ROWS + 1, 10), pa.int32()), repeated())
     path = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"texts": lists}), path, row_group_size=EACH, store_schema=False)
-    assert rf.open(path)[EACH // 10 - 1]["texts"] == LONG * 5
+    pq.write_table(pa.table({"texts": lists}), path, row_group_size=REPEATED_ROWS, store_schema=False)
+    assert rf.open(path)[REPEATED_ROWS // 10 - 1]["texts"] == LONG * 5
 
 
 def test_lists_of_equal_numbers_are_decoded_in_parts(tmp_path: Path) -> None:
