@@ -50,7 +50,7 @@ def read_lance(folder: Path) -> Samples:
 # WebDataset: tar files of 25 samples and one of 3.
 
 
-def write_tar(folder: Path, rows: Samples, first: int = 0, suffix: str = ".tar") -> None:
+def write_webdataset(folder: Path, rows: Samples, first: int = 0, suffix: str = ".tar") -> None:
     import webdataset as wds
 
     with wds.ShardWriter(

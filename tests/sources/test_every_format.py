@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sources import writers
 from tests.sources.compare import difference, digest, digests
+from tests.support.values import contents
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError
@@ -338,10 +339,6 @@ def test_reading_leaves_the_data_as_they_were(by_path: Written, tmp_path: Path) 
     added = [name for name in after if name not in before]
     leaves = writers.FORMATS[by_path.name].leaves
     assert all(any(Path(name).match(pattern) for pattern in leaves) for name in added), added
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_data_on_a_read_only_disk_are_read(by_path: Written, tmp_path: Path) -> None:

@@ -115,10 +115,10 @@ def _arrow(suffix: str, stream: bool = False, compression: str | None = None, **
 FORMATS: dict[str, Format] = {
     "lance": Format(own.write_lance, own.read_lance, "data.lance", own.append_lance),
     "webdataset": Format(
-        own.write_tar,
+        own.write_webdataset,
         own.read_tar,
         "*.tar",
-        lambda folder, rows: own.write_tar(folder, rows, 5),
+        lambda folder, rows: own.write_webdataset(folder, rows, 5),
         leaves=("*.tar.rankfeed", ".rankfeed-index.lock"),
     ),
     "parquet": Format(own.write_hive, own.read_hive, "", own.append_hive),
@@ -185,7 +185,7 @@ VARIANTS: dict[str, Format] = {
     "tar_images": Format(_IMAGES, own.read_tar_images, "*.tar", leaves=_INDEXES),
     "tar_sounds": Format(own.tar_writer(own.sounds_of), own.read_tar_sounds, "*.tar", leaves=_INDEXES),
     "tar_gz": Format(
-        lambda folder, rows: own.write_tar(folder, rows, suffix=".tar.gz"),
+        lambda folder, rows: own.write_webdataset(folder, rows, suffix=".tar.gz"),
         lambda folder: own.read_tar(folder, "*.tar.gz"),
         opened=_decompressed,
     ),
