@@ -910,8 +910,9 @@ def test_text_stays_a_dictionary_only_if_that_is_smaller(expanding: bool, tmp_pa
 
 
 PEAKS = """
-import sys, tracemalloc, pyarrow as pa, pyarrow.parquet as pq
+import os, sys, tracemalloc, pyarrow as pa, pyarrow.parquet as pq
 import rankfeed as rf
+pools = []
 path, cache = sys.argv[1], int(sys.argv[2])
 
 def by_pyarrow(cache):
@@ -924,18 +925,19 @@ def by_loader(cache, shuffle=False):
 
 def peak(read, *arguments):
     "Bytes that Arrow and numpy hold at most meanwhile."
-    pool = pa.proxy_memory_pool(pa.system_memory_pool())
-    pa.set_memory_pool(pool)
+    pools.append(pa.proxy_memory_pool(pa.system_memory_pool()))  # kept for buffers that outlive the reading
+    pa.set_memory_pool(pools[-1])
     tracemalloc.start()
     rows = read(*arguments)
     arrays = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert rows == ROWS, rows
-    return pool.max_memory() + arrays
+    return pools[-1].max_memory() + arrays
 
 list(rf.Loader(rf.open(path).select([0]), 1, topology=rf.Topology()))  # imports what it needs
 needed = peak(by_pyarrow, 0)
-print(needed, peak(by_loader, cache), peak(by_loader, cache, "global"), peak(by_loader, 2 * needed))
+print(needed, peak(by_loader, cache), peak(by_loader, cache, "global"), peak(by_loader, 2 * needed), flush=True)
+os._exit(0)  # buffers of a pool must not be freed after it
 """.replace("ROWS", str(LARGE_ROWS))
 
 
