@@ -65,11 +65,11 @@ def test_a_slot_never_comes_back_while_anything_over_it_lives_and_does_afterward
     del array
     gc.collect()
     taken = [fill(pool, 2) for _ in range(4)]
-    assert address not in [each.ctypes.data for each in taken]
+    assert address not in [item.ctypes.data for item in taken]
     del kept, taken
     gc.collect()
     again = [fill(pool, 3) for _ in range(5)]
-    assert address in [each.ctypes.data for each in again]
+    assert address in [item.ctypes.data for item in again]
 
 
 def test_reuse_needs_no_garbage_collector() -> None:

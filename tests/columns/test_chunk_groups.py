@@ -29,14 +29,14 @@ def test_each_id_is_found_in_its_chunk(library: str, sizes: list[int], draws: ra
             pytest.skip("needs the native library")
         # Sources may pass any view.
         groups: Any = by_chunk(np.repeat(ids, 2)[::2], starts)
-    found = {}
+    result = {}
     for number, rows, slots in groups:
         for slot, row in zip(range(len(ids)) if slots is None else slots.tolist(), rows.tolist(), strict=True):
-            assert slot not in found
-            found[slot] = number, row
-    chunks = [bisect.bisect_right(starts.tolist(), each) - 1 for each in ids.tolist()]
-    expected = [(chunk, each - int(starts[chunk])) for chunk, each in zip(chunks, ids.tolist(), strict=True)]
-    assert [found[slot] for slot in range(len(ids))] == expected
+            assert slot not in result
+            result[slot] = number, row
+    chunks = [bisect.bisect_right(starts.tolist(), row) - 1 for row in ids.tolist()]
+    expected = [(chunk, row - int(starts[chunk])) for chunk, row in zip(chunks, ids.tolist(), strict=True)]
+    assert [result[slot] for slot in range(len(ids))] == expected
     assert groups.numbers == (sorted(Counter(chunks)) if chunks else [int(np.argmax(np.array(sizes) > 0))])
     if groups.part is not None:
-        assert [groups.numbers[each] for each in groups.part] == chunks
+        assert [groups.numbers[item] for item in groups.part] == chunks

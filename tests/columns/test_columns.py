@@ -77,8 +77,8 @@ def test_many_ragged_rows_are_padded_as_one_by_one(
     order = np.arange(count) if in_order else rng.permutation(count)
     slots = [None] if parts == 1 else np.array_split(order, parts)
     made, expected = [], {}
-    for each in slots:
-        where = np.arange(count) if each is None else each
+    for item in slots:
+        where = np.arange(count) if item is None else item
         lengths = rng.integers(longest // 3, longest + 1, len(where))
         starts = np.cumsum(lengths) - lengths
         starts = starts + 5 if in_order else rng.permutation(starts)
@@ -109,8 +109,8 @@ def test_intervals_of_ragged_rows_are_padded_as_each_alone(
     edges = [0, *sorted(cut for cut in cuts if cut < len(rows)), len(rows)]
     padded = column.pad_steps(edges, multiple=multiple)
     expected = [column.slice(a, b).pad(multiple=multiple) for a, b in pairwise(edges)]
-    assert [each.tolist() for each in padded] == [each.tolist() for each in expected]
-    assert [each.shape for each in padded] == [each.shape for each in expected]
+    assert [item.tolist() for item in padded] == [row.tolist() for row in expected]
+    assert [item.shape for item in padded] == [row.shape for row in expected]
 
 
 @given(st.lists(st.text(max_size=4)))

@@ -123,13 +123,13 @@ def test_arrays_with_masked_values_are_refused(mask: list[bool]) -> None:
 @settings(max_examples=200, deadline=None)
 @given(VALUES, VALUES)
 def test_two_samples_have_the_same_in_common_in_either_order(one: Any, other: Any) -> None:
-    found = []
+    result = []
     for pair in ((one, other), (other, one)):
         try:
-            found.append(join_layouts(describe_sample(pair[0]), describe_sample(pair[1])))
+            result.append(join_layouts(describe_sample(pair[0]), describe_sample(pair[1])))
         except Exception as error:
-            found.append(type(error))
-    assert found[0] == found[1]
+            result.append(type(error))
+    assert result[0] == result[1]
 
 
 @settings(max_examples=200, deadline=None)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sources.tar.test_source import write_tar
+from tests.support.tar import write_tar
 
 import rankfeed as rf
 from rankfeed._util.native import native_library
@@ -72,11 +72,11 @@ def test_rows_are_copied_padded_and_joined(case: tuple[Any, RowPointers], extra:
         offsets = np.concatenate([[0], np.cumsum(rows.lengths + extra)]).astype(np.int64)
         joined = np.ones((int(offsets[-1]), *values.shape[1:]), values.dtype)
         rows.copy_elements(joined, offsets)
-    for row, each in enumerate(expected):
-        assert padded[row, : len(each)].tobytes() == each.tobytes()
-        assert padded[row, len(each) :].tobytes() == bytes(padded[row, len(each) :].nbytes)
+    for row, item in enumerate(expected):
+        assert padded[row, : len(item)].tobytes() == item.tobytes()
+        assert padded[row, len(item) :].tobytes() == bytes(padded[row, len(item) :].nbytes)
     behind = bytes(extra * values[:0].itemsize * int(np.prod(values.shape[1:])))
-    assert joined.tobytes() == b"".join(each.tobytes() + behind for each in expected)
+    assert joined.tobytes() == b"".join(item.tobytes() + behind for item in expected)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -84,7 +84,7 @@ def test_rows_of_several_arrays_in_any_order(native: bool, monkeypatch: pytest.M
     if not native:
         monkeypatch.setattr(pointers, "native_library", lambda: None)
     one, two = np.arange(6).reshape(3, 2), np.arange(6, 12).reshape(3, 2)
-    parts = [RowPointers.into(each, np.array([2, 0]), np.ones(2, np.int64)) for each in (one, two)]
+    parts = [RowPointers.into(item, np.array([2, 0]), np.ones(2, np.int64)) for item in (one, two)]
     rows = RowPointers.join(parts, [np.array([0, 3]), np.array([2, 1])])
     out = np.zeros((4, 2), np.int64)
     rows.copy_rows(out)
@@ -202,9 +202,9 @@ data[50000]
 @pytest.mark.parametrize("order", ["before", "after", "between", "disabled", "never"])
 def test_a_bus_error_elsewhere_is_that_of_the_process(order: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", OTHER_FAULT, order, str(tmp_path / "file")]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert found.returncode == -7
-    assert ("Bus error" in found.stderr) == (order not in ("never", "disabled"))
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == -7
+    assert ("Bus error" in result.stderr) == (order not in ("never", "disabled"))
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "process"}])
@@ -240,7 +240,7 @@ def test_no_row_of_a_truncated_file_is_delivered_as_zeros(form: str, tmp_path: P
     iterator = iter(loader)
     for _ in range(150):  # the rows of the next hundred steps are looked up already
         next(iterator)
-    (path,) = (each for each in tmp_path.rglob("*") if each.is_file() and each.stat().st_size > rows.nbytes // 2)
+    (path,) = (item for item in tmp_path.rglob("*") if item.is_file() and item.stat().st_size > rows.nbytes // 2)
     os.truncate(path, path.stat().st_size // 2 + 100)
     delivered = []
     with pytest.raises(CorruptError, match="truncated"):
@@ -273,7 +273,7 @@ def test_the_native_library_under_address_sanitizer(tmp_path: Path) -> None:
     caches = f"{engines / 'test_process.py'}::test_rows_of_any_size_are_written_past_the_caches"
     names = "copied or several or truncated_file or threads or without_workers or forked or left or caches"
     tests = ["-k", names, str(Path(__file__)), str(engines / "test_copy_ahead.py"), caches]
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "900", *tests],
         env=environ,
         capture_output=True,
@@ -282,11 +282,11 @@ def test_the_native_library_under_address_sanitizer(tmp_path: Path) -> None:
         check=False,
         cwd=Path(__file__).parents[2],
     )
-    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
 @pytest.mark.soak
 def test_a_byte_string_longer_than_32_bits_count_is_copied_as_a_whole() -> None:
     size = (1 << 32) + 5  # pages of zeros that are only read take no memory; the copy takes 4 GiB
     values = np.zeros(size, np.uint8)
-    assert [len(each) for each in RowPointers.into(values, np.array([0]), np.array([size])).content()] == [size]
+    assert [len(item) for item in RowPointers.into(values, np.array([0]), np.array([size])).content()] == [size]

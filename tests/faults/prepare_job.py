@@ -33,14 +33,14 @@ def read_held(path: Path) -> tuple[str, bool]:
     """The key of what stands in a folder that is held open while its files are read, and whether all is right."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        found = []
+        result = []
         for number in range(FILES):
             with open(os.open(f"{number}.txt", os.O_RDONLY, dir_fd=folder)) as file:
-                found.append(file.read())
+                result.append(file.read())
     finally:
         os.close(folder)
-    key = found[0].split(" ", 1)[0]
-    return key, found == [content(key, number) for number in range(FILES)]
+    key = result[0].split(" ", 1)[0]
+    return key, result == [content(key, number) for number in range(FILES)]
 
 
 def join(path: Path, key: str, out: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_full_disk_is_told_to_all_and_freed(tmp_path: Path) -> None:
         assert "No space left on device" in next(iter(told))
         assert not list(disk.rglob("a"))
         assert on_all_ranks(disk / "data", build) == Counter({"done": RANKS})
-        assert [each.name for each in disk.iterdir()] == ["data"]
+        assert [path.name for path in disk.iterdir()] == ["data"]
 
 
 def test_a_read_only_disk_is_told_by_all_unless_the_data_are_there(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_read_only_disk_is_told_by_all_unless_the_data_are_there(tmp_path: Pat
         rf.prepare_once(disk / "there", build)
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         told = on_all_ranks(disk / "data", build)
-        assert all("Read-only file system" in each and "choose a directory" in each for each in told), told
+        assert all("Read-only file system" in item and "choose a directory" in item for item in told), told
         assert told.total() == RANKS
         assert on_all_ranks(disk / "there", build) == Counter({"done": RANKS})
 
@@ -103,7 +103,7 @@ def test_a_folder_that_belongs_to_others_is_told_by_all() -> None:
         theirs = Path(folder, "theirs")
         theirs.mkdir(mode=0o555)
         told = on_all_ranks(theirs / "data", build, drop_root)
-        assert all("Permission denied" in each for each in told), told
+        assert all("Permission denied" in item for item in told), told
         assert told.total() == RANKS
         assert not list(theirs.iterdir())
 

@@ -35,29 +35,6 @@ def end(process: object, log: Path) -> None:
     assert process.wait(90) == 0, log.read_text(errors="replace")  # type: ignore[attr-defined]
 
 
-def test_each_host_builds_once_on_the_disk_it_has_for_itself(tmp_path: Path) -> None:
-    need_hosts()
-    disk, out = tmp_path / "local", tmp_path / "out"
-    disk.mkdir()
-    out.mkdir()
-    # One namespace is one host: what runs there is a shell that starts three processes.
-    three = (
-        'for each in 1 2 3; do "$0" -c "$1" "$2" "$3" 0.3 node $each & all="$all $!"; done; '
-        "for each in $all; do wait $each || exit 1; done"
-    )
-    command = ["sh", "-c", three, sys.executable, JOB, str(disk / "data"), str(out)]
-    hosts = {f"h{number}": out / f"h{number}.log" for number in range(3)}
-    jobs = [started_on(name, command, log, disk) for name, log in hosts.items()]
-    for job, log in zip(jobs, hosts.values(), strict=True):
-        end(job, log)
-    assert len(list(out.glob("*.built-*"))) == 3
-    assert sorted(path.name for path in out.glob("*.building")) == ["h0.building", "h1.building", "h2.building"]
-    read = list(out.glob("*.read"))
-    assert len(read) == 9
-    assert all(path.read_text() == EXPECTED for path in read)
-    assert not any(disk.iterdir())  # this host has another disk
-
-
 @pytest.mark.slow
 def test_a_host_that_is_lost_while_it_builds_is_replaced(tmp_path: Path) -> None:
     need_hosts()

@@ -76,10 +76,10 @@ class Cluster:
 
     def until(self, kind: str, count: int = 1) -> list[str]:
         deadline = time.monotonic() + HANG
-        while len(found := self.names(kind)) < count:
+        while len(result := self.names(kind)) < count:
             assert time.monotonic() < deadline, self.said()
             time.sleep(0.005)
-        return found
+        return result
 
     def end(self, *jobs: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + HANG
@@ -247,19 +247,19 @@ class Campaign:
         for host in cluster.hosts:
             for _ in range(chance.randint(1, 3)):
                 self.prepare(host, key, chance.uniform(0, 0.5))
-        what = chance.choices(["nothing", "process", "host"], [4, 15, 1])[0]
+        subject = chance.choices(["nothing", "process", "host"], [4, 15, 1])[0]
         time.sleep(chance.uniform(0, 0.7))
-        if what == "process":
+        if subject == "process":
             with suppress(AssertionError, psutil.NoSuchProcess):  # it was done already
                 process_of(cluster.net, chance.choice(cluster.names("forked"))).kill()
-        elif what == "host":
+        elif subject == "host":
             lost = self.lose()
             self.serve(host := cluster.add())
             self.prepare(host, key, 0)
         ended = self.ended(lost)
         killed = ended[-signal.SIGKILL]
         assert ended[0] + killed == ended.total(), ended
-        assert killed <= (what == "process")
+        assert killed <= (subject == "process")
         builds = len(cluster.names("building"))
         # One build a round, and another one for a builder that was killed.
         assert 1 <= builds <= 1 + killed + bool(lost), builds

@@ -21,10 +21,10 @@ HANG = 60
 
 def until_building(out: Path, log: Path) -> str:
     deadline = time.monotonic() + HANG
-    while not (found := list(out.glob("*.building"))):
+    while not (result := list(out.glob("*.building"))):
         assert time.monotonic() < deadline, log.read_text(errors="replace")
         time.sleep(0.01)
-    return found[0].name
+    return result[0].name
 
 
 def hosts_of(out: Path, kind: str) -> Counter[str]:
@@ -36,8 +36,8 @@ def hosts_of(out: Path, kind: str) -> Counter[str]:
 def net(tmp_path: Path) -> Iterator[Network]:
     need_network()
     (tmp_path / "local").mkdir()
-    with network(2, tmp_path / "net", tmp_path / "local") as found:
-        yield found
+    with network(2, tmp_path / "net", tmp_path / "local") as result:
+        yield result
 
 
 @pytest.mark.timeout(240)
@@ -45,7 +45,7 @@ def net(tmp_path: Path) -> Iterator[Network]:
     "launcher",
     [
         "openmpi",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("torchrun", "srun")),
+        *(pytest.param(item, marks=pytest.mark.slow) for item in ("torchrun", "srun")),
         pytest.param("mpich", marks=pytest.mark.soak),
     ],
 )

@@ -57,7 +57,7 @@ def leftovers(path: Path, key: str) -> list[str]:
     """The files left after one more call: a process that was killed last cannot clean up."""
     prepare_once(path, fails, key=key)
     return [
-        str(each) for each in path.parent.rglob("*") if each.is_relative_to(path.parent / f".{path.name}.prepare")
+        str(item) for item in path.parent.rglob("*") if item.is_relative_to(path.parent / f".{path.name}.prepare")
     ]
 
 
@@ -88,7 +88,7 @@ def until_all(processes: list[int]) -> Counter[int]:
     return ended
 
 
-def plain_round(path: Path, key: str, out: Path, within: float, chance: random.Random) -> bool:
+def process_round(path: Path, key: str, out: Path, within: float, chance: random.Random) -> bool:
     """Plain processes, one of which is mostly killed within some seconds; the rest finish. Whether one was."""
     processes = []
     for _ in range(chance.randint(2, 8)):
@@ -118,15 +118,15 @@ def plain_round(path: Path, key: str, out: Path, within: float, chance: random.R
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
     (tmp_path / "shared").mkdir()
-    found = Reader(tmp_path / "shared" / "data")
-    found.start()
-    yield found
-    found.stop()
-    assert not found.wrong, found.wrong
+    result = Reader(tmp_path / "shared" / "data")
+    result.start()
+    yield result
+    result.stop()
+    assert not result.wrong, result.wrong
 
 
-def plain(rounds: int, path: Path, folder: Path, seed: int) -> Counter[str]:
-    """So many rounds, and more until a process has been killed in a quarter of them: builds may end before."""
+def process_rounds(rounds: int, path: Path, folder: Path, seed: int) -> Counter[str]:
+    """Run these rounds, and more until a process was killed in a quarter of them: builds may end before."""
     chance = random.Random(seed)
     figures: Counter[str] = Counter()
     within = 0.1
@@ -134,7 +134,7 @@ def plain(rounds: int, path: Path, folder: Path, seed: int) -> Counter[str]:
         out = folder / f"out{number}"
         out.mkdir()
         begun = time.monotonic()
-        killed = plain_round(path, f"key{number}", out, within, chance)
+        killed = process_round(path, f"key{number}", out, within, chance)
         figures["killed"] += killed
         # Some of the kills are to come before the build is done, however fast or busy the machine is.
         within = min(time.monotonic() - begun, 0.25) if killed else within / 2
@@ -151,7 +151,7 @@ def plain(rounds: int, path: Path, folder: Path, seed: int) -> Counter[str]:
 def test_plain_processes_that_are_killed_leave_one_committed_build(
     reader: Reader, thorough: bool, tmp_path: Path
 ) -> None:
-    figures = plain(25 if thorough else 12, reader.path, tmp_path, fresh_seed())
+    figures = process_rounds(25 if thorough else 12, reader.path, tmp_path, fresh_seed())
     print(f"\n{dict(figures)}, {reader.looks} looks of a reader")
     assert reader.looks > 0
 
@@ -245,7 +245,7 @@ def plain_environ() -> Iterator[dict[str, str]]:
     "launcher",
     [
         "mpich",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("openmpi", "srun")),
+        *(pytest.param(item, marks=pytest.mark.slow) for item in ("openmpi", "srun")),
         pytest.param("torchrun", marks=pytest.mark.soak),
     ],
 )
@@ -260,9 +260,9 @@ def test_processes_of_a_launcher_that_are_killed_leave_one_committed_build(
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_a_thousand_rounds(reader: Reader, tmp_path: Path) -> None:
-    figures = {"plain": plain(700, reader.path, tmp_path, 1)}
+    figures = {"plain": process_rounds(700, reader.path, tmp_path, 1)}
     for launcher, rounds in {"srun": 100, "openmpi": 80, "mpich": 80, "torchrun": 40}.items():
         need(launcher)
         figures[launcher] = launches(launcher, rounds, reader.path, tmp_path, 1)
-    print(f"\n{ {name: dict(each) for name, each in figures.items()} }, {reader.looks} looks of a reader")
-    assert sum(each["rounds"] for each in figures.values()) == 1000
+    print(f"\n{ {name: dict(value) for name, value in figures.items()} }, {reader.looks} looks of a reader")
+    assert sum(value["rounds"] for value in figures.values()) == 1000

@@ -5,8 +5,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from tests.sources.tar.test_source import write_tar
 from tests.support import jobs
+from tests.support.tar import write_tar
 
 import rankfeed as rf
 

@@ -11,29 +11,29 @@ import numpy as np
 Sample = Mapping[str, Any]
 
 
-def plain(value: Any) -> Any:
-    """A value as texts that are equal only if type, shape and bits are."""
+def canonical(value: Any) -> Any:
+    """A value as texts and lists that are equal only if type, shape and bits are."""
     if isinstance(value, (str, bytes)):
         return repr(value)
     if hasattr(value, "to_dict") and not hasattr(value, "dtype"):  # a graph
-        return plain(value.to_dict())
+        return canonical(value.to_dict())
     if isinstance(value, Mapping):
-        return [[name, plain(value[name])] for name in sorted(value)]
+        return [[name, canonical(value[name])] for name in sorted(value)]
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [canonical(item) for item in value]
     if hasattr(value, "detach"):
         value = value.detach().numpy()
     array = np.asarray(value)
     if array.dtype == object:
         if array.ndim == 0:
             return repr(value)
-        return [str(array.shape), *map(plain, array.reshape(-1).tolist())]
+        return [str(array.shape), *map(canonical, array.reshape(-1).tolist())]
     return [array.dtype.name, str(array.shape), array.tobytes().hex()]
 
 
 def digest(sample: Any) -> str:
     """A short text that is the same only for the same sample."""
-    return hashlib.sha256(repr(plain(sample)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(canonical(sample)).encode()).hexdigest()[:16]
 
 
 def digests(samples: Sequence[Any]) -> list[str]:
@@ -49,7 +49,7 @@ def difference(found: Any, expected: Any) -> str | None:
     return "; ".join(
         f"{name!r} is {_short(found[name])} instead of {_short(expected[name])}"
         for name in expected
-        if plain(found[name]) != plain(expected[name])
+        if canonical(found[name]) != canonical(expected[name])
     )
 
 

@@ -50,7 +50,7 @@ def read_lance(folder: Path) -> Samples:
 # WebDataset: tar files of 25 samples and one of 3.
 
 
-def write_tar(folder: Path, rows: Samples, first: int = 0, suffix: str = ".tar") -> None:
+def write_webdataset(folder: Path, rows: Samples, first: int = 0, suffix: str = ".tar") -> None:
     import webdataset as wds
 
     with wds.ShardWriter(
@@ -122,10 +122,10 @@ def arrow_writer(suffix: str, stream: bool, compression: str | None) -> Callable
     def write(folder: Path, rows: Samples) -> None:
         options = pa.ipc.IpcWriteOptions(compression=compression)
         new = pa.ipc.new_stream if stream else pa.ipc.new_file
-        for half, some in enumerate((pieces(rows)[:3], pieces(rows)[3:])):
+        for half, selection in enumerate((pieces(rows)[:3], pieces(rows)[3:])):
             path = folder / f"{half}{suffix}"
             with pa.OSFile(str(path), "wb") as sink, new(sink, SCHEMA, options=options) as writer:
-                for piece in some:
+                for piece in selection:
                     writer.write_table(table(piece), max_chunksize=30)
 
     return write
@@ -133,23 +133,23 @@ def arrow_writer(suffix: str, stream: bool, compression: str | None) -> Callable
 
 def arrow_reader(suffix: str, stream: bool) -> Callable[[Path], Samples]:
     def read(folder: Path) -> Samples:
-        found: Samples = []
+        result: Samples = []
         for path in sorted(folder.glob(f"*{suffix}")):
             with pa.OSFile(str(path)) as file:
-                found += rows_of((pa.ipc.open_stream if stream else pa.ipc.open_file)(file).read_all())
-        return found
+                result += rows_of((pa.ipc.open_stream if stream else pa.ipc.open_file)(file).read_all())
+        return result
 
     return read
 
 
 def write_dictionaries(folder: Path, rows: Samples) -> None:
     """A stream with texts by their numbers in a dictionary, compressed."""
-    found = table(rows)
-    texts = found["text"].dictionary_encode()
-    found = found.set_column(found.schema.get_field_index("text"), "text", texts).unify_dictionaries()
+    result = table(rows)
+    texts = result["text"].dictionary_encode()
+    result = result.set_column(result.schema.get_field_index("text"), "text", texts).unify_dictionaries()
     options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_stream(str(folder / "0.arrows"), found.schema, options=options) as writer:
-        writer.write_table(found, max_chunksize=30)
+    with pa.ipc.new_stream(str(folder / "0.arrows"), result.schema, options=options) as writer:
+        writer.write_table(result, max_chunksize=30)
 
 
 # Hugging Face datasets: a folder of three shards.
@@ -268,14 +268,14 @@ def read_tar_images(folder: Path) -> Samples:
 def read_tar_sounds(folder: Path) -> Samples:
     import soundfile
 
-    found = []
+    result = []
     for row in _encoded(folder):
         sample = {"__key__": row.pop("__key__"), "cls": row.pop("cls")}
         for name, value in row.items():
             samples, rate = soundfile.read(io.BytesIO(value), dtype="float32", always_2d=True)
             sample |= {name: samples, f"{name}.rate": np.int64(rate)}
-        found.append(sample)
-    return found
+        result.append(sample)
+    return result
 
 
 def _encoded(folder: Path) -> Samples:
@@ -371,11 +371,11 @@ def write_packed(folder: Path, rows: Samples) -> None:
 
 
 def read_packed(folder: Path) -> Samples:
-    found: Samples = []
+    result: Samples = []
     for path in sorted((folder / "packed").glob("*.arrow")):
         with pa.OSFile(str(path)) as file:
-            found += rows_of(pa.ipc.open_file(file).read_all())
-    return [{**row, "flag": np.bool_(row["flag"])} for row in found]  # Arrow's bits are no numpy array
+            result += rows_of(pa.ipc.open_file(file).read_all())
+    return [{**row, "flag": np.bool_(row["flag"])} for row in result]  # Arrow's bits are no numpy array
 
 
 def write_npz(folder: Path, rows: Samples) -> None:
@@ -385,11 +385,11 @@ def write_npz(folder: Path, rows: Samples) -> None:
 
 
 def read_npz(folder: Path) -> Samples:
-    found = []
-    for path in sorted(folder.glob("*.npz"), key=lambda each: int(each.stem)):
+    result = []
+    for path in sorted(folder.glob("*.npz"), key=lambda item: int(item.stem)):
         with np.load(path) as arrays:
-            found.append({name: arrays[name] for name in arrays.files})
-    return found
+            result.append({name: arrays[name] for name in arrays.files})
+    return result
 
 
 def write_npy_fortran(folder: Path, rows: Samples) -> None:

@@ -56,7 +56,7 @@ def pieces(rows: Samples) -> list[Samples]:
 
 def rows_of(found: pa.Table) -> Samples:
     """An Arrow table as plain samples, by pyarrow's own Python values."""
-    columns = [[_value(each, one.type) for each in one.to_pylist()] for one in found.columns]
+    columns = [[_value(item, one.type) for item in one.to_pylist()] for one in found.columns]
     return [dict(zip(found.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
@@ -71,5 +71,5 @@ def _value(value: Any, kind: pa.DataType) -> Any:
         inner.append(kind.list_size if fixed else -1)
         kind = kind.value_type
     if lists > 1:  # lists of lists have no shape: a list of arrays
-        return [np.array(each, kind.to_pandas_dtype()) for each in value]
+        return [np.array(item, kind.to_pandas_dtype()) for item in value]
     return np.array(value, kind.to_pandas_dtype()).reshape(inner)

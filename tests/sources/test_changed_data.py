@@ -12,15 +12,16 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from io import BytesIO
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from tests.sources import writers
+from tests.support.tables import write_table
+from tests.support.tar import write_tar
 
 import rankfeed as rf
 from rankfeed._util.native import native_library
@@ -29,7 +30,7 @@ from rankfeed.errors import CorruptError, RankfeedError, StateError
 #: Samples of a data set, and files where a format has several; values of the original and of the other one.
 ROWS, FILES = 60, 6
 OLD, NEW = 1000, 5000
-EACH = ROWS // FILES
+FILE_ROWS = ROWS // FILES
 TOPOLOGY = rf.Topology()
 ENGINES: dict[str, dict[str, Any]] = {
     "inline": {},
@@ -39,33 +40,44 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 def pieces(base: int) -> list[list[int]]:
-    return [[base + row for row in range(first, first + EACH)] for first in range(0, ROWS, EACH)]
-
-
-def tables(base: int) -> list[pa.Table]:
-    return [pa.table({"y": pa.array(piece, pa.int64())}) for piece in pieces(base)]
+    return [[base + row for row in range(first, first + FILE_ROWS)] for first in range(0, ROWS, FILE_ROWS)]
 
 
 # Each format, written so that both data sets have files of equal sizes and equal headers.
 
 
+def table_writer(suffix: str, count: int = FILES, **options: Any) -> Callable[[Path, int], None]:
+    """Writes the values as a table into files of a format."""
+
+    def write(folder: Path, base: int) -> None:
+        for number, values in enumerate(np.split(np.arange(base, base + ROWS), count)):
+            write_table(pa.table({"y": values}), folder / f"{number}.{suffix}", **options)
+
+    return write
+
+
+def file_writer(save: Callable[[Path, int], Any], suffix: str) -> Callable[[Path, int], None]:
+    """Writes a file for each value."""
+
+    def write(folder: Path, base: int) -> None:
+        for value in range(base, base + ROWS):
+            save(folder / f"{value - base:02}.{suffix}", np.full(3, value))
+
+    return write
+
+
 def write_packed(folder: Path, base: int) -> None:
-    rows = [{"y": value} for piece in pieces(base) for value in piece]
-    rf.write(rows, folder / "data", shard_bytes=8 * EACH, progress=False)
+    rows = ({"y": value} for value in range(base, base + ROWS))
+    rf.write(rows, folder / "data", shard_bytes=8 * FILE_ROWS, progress=False)
 
 
-def write_npy_files(folder: Path, base: int) -> None:
-    for value in range(base, base + ROWS):
-        np.save(folder / f"{value - base:02}.npy", np.full(3, value))
+def save_npz(path: Path, values: Any) -> None:
+    np.savez(path, y=values)
 
 
-def write_npz_files(folder: Path, base: int) -> None:
-    for value in range(base, base + ROWS):
-        np.savez(folder / f"{value - base:02}.npz", y=np.full(3, value))
-
-
-def write_npy(folder: Path, base: int) -> None:
-    np.save(folder / "rows.npy", np.arange(base, base + ROWS))
+def rows_writer(save: Callable[[Path, Any], Any], name: str) -> Callable[[Path, int], None]:
+    """Writes all values into one file."""
+    return lambda folder, base: save(folder / name, np.arange(base, base + ROWS))
 
 
 def write_npy_columns(folder: Path, base: int) -> None:
@@ -73,129 +85,80 @@ def write_npy_columns(folder: Path, base: int) -> None:
         np.save(folder / f"{name}.npy", np.arange(first, first + ROWS))
 
 
-def write_npz(folder: Path, base: int) -> None:
-    np.savez(folder / "rows.npz", y=np.arange(base, base + ROWS))
-
-
-def write_npz_compressed(folder: Path, base: int) -> None:
-    np.savez_compressed(folder / "rows.npz", y=np.arange(base, base + ROWS))
-
-
-def write_arrow(folder: Path, base: int) -> None:
-    for number, table in enumerate(tables(base)):
-        with pa.ipc.new_file(str(folder / f"{number}.arrow"), table.schema) as writer:
-            writer.write_table(table)
-
-
-def write_arrow_streams(folder: Path, base: int) -> None:
-    for number, table in enumerate(tables(base)):
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.ipc.new_stream(str(folder / f"{number}.arrows"), table.schema, options=options) as writer:
-            writer.write_table(table)
-
-
-def write_parquet_files(folder: Path, base: int) -> None:
-    for number, table in enumerate(tables(base)):
-        pq.write_table(table, folder / f"{number}.parquet", write_statistics=False, use_dictionary=False)
-
-
-def write_parquet(folder: Path, base: int) -> None:
-    options: dict[str, Any] = {"write_statistics": False, "use_dictionary": False, "compression": "none"}
-    pq.write_table(pa.concat_tables(tables(base)), folder / "rows.parquet", row_group_size=EACH, **options)
-
-
-def write_tar(folder: Path, base: int) -> None:
+def write_shards(folder: Path, base: int) -> None:
     for number, piece in enumerate(pieces(base)):
-        with tarfile.open(folder / f"{number}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
-            for value in piece:
-                info = tarfile.TarInfo(f"{value - base:04}.cls")
-                info.size = 4
-                tar.addfile(info, BytesIO(str(value).encode()))
+        members = {f"{value - base:04}.cls": str(value).encode() for value in piece}
+        write_tar(folder / f"{number}.tar", members, tarfile.USTAR_FORMAT)
 
 
 def write_wids(folder: Path, base: int) -> None:
-    write_tar(folder, base)
-    shards = [{"url": f"{number}.tar", "nsamples": EACH} for number in range(FILES)]
+    write_shards(folder, base)
+    shards = [{"url": f"{number}.tar", "nsamples": FILE_ROWS} for number in range(FILES)]
     (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": shards}))
 
 
 def write_energon(folder: Path, base: int) -> None:
-    write_tar(folder, base)
+    write_shards(folder, base)
     (folder / ".nv-meta").mkdir()
-    counts = {f"{number}.tar": EACH for number in range(FILES)}
+    counts = {f"{number}.tar": FILE_ROWS for number in range(FILES)}
     (folder / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": counts}))
 
 
 def write_mds(folder: Path, base: int, **options: Any) -> None:
     from tests.sources.mds import streaming_mds
 
-    samples = [{"y": value} for piece in pieces(base) for value in piece]
+    samples = [{"y": value} for value in range(base, base + ROWS)]
     streaming_mds.write(folder / "data", {"y": "int64"}, samples, size_limit=300, **options)
-
-
-def write_mds_zstd(folder: Path, base: int) -> None:
-    write_mds(folder, base, compression="zstd", hashes=["xxh64"])
 
 
 def write_huggingface(folder: Path, base: int) -> None:
     import datasets
 
     datasets.disable_progress_bars()
-    datasets.Dataset(pa.concat_tables(tables(base))).save_to_disk(folder / "data", num_shards=3)
-
-
-def write_csv(folder: Path, base: int) -> None:
-    for number, piece in enumerate(pieces(base)):
-        (folder / f"{number}.csv").write_text("y\n" + "".join(f"{value}\n" for value in piece))
-
-
-def write_jsonl(folder: Path, base: int) -> None:
-    for number, piece in enumerate(pieces(base)):
-        (folder / f"{number}.jsonl").write_text("".join(f'{{"y": {value}}}\n' for value in piece))
+    datasets.Dataset.from_dict({"y": range(base, base + ROWS)}).save_to_disk(folder / "data", num_shards=3)
 
 
 def write_lance(folder: Path, base: int) -> None:
-    import lance
+    for number, piece in enumerate(pieces(base)):
+        write_table(pa.table({"y": piece}), folder / "data.lance", mode="append" if number else "create")
 
-    for number, table in enumerate(tables(base)):
-        lance.write_dataset(table, str(folder / "data.lance"), mode="append" if number else "create")
+
+def graph(value: int) -> Any:
+    import torch
+    from torch_geometric.data import Data
+
+    return Data(x=torch.ones(2, 1), y=torch.tensor([value]))
 
 
 def write_pyg(folder: Path, base: int) -> None:
-    import torch
-    from torch_geometric.data import Data, InMemoryDataset
+    from torch_geometric.data import InMemoryDataset
 
-    graphs = [Data(x=torch.ones(2, 1), y=torch.tensor([value])) for value in range(base, base + ROWS)]
     (folder / "processed").mkdir()
-    InMemoryDataset.save(graphs, str(folder / "processed" / "data.pt"))
+    InMemoryDataset.save(list(map(graph, range(base, base + ROWS))), str(folder / "processed" / "data.pt"))
 
 
 def database_of_graphs(folder: Path) -> Any:
-    import torch
-    from torch_geometric.data import Data, OnDiskDataset
+    from torch_geometric.data import OnDiskDataset
 
     class Graphs(OnDiskDataset):
         def serialize(self, data: Any) -> dict[str, Any]:
             return {"y": int(data.y)}
 
         def deserialize(self, data: dict[str, Any]) -> Any:
-            return Data(x=torch.ones(2, 1), y=torch.tensor([data["y"]]))
+            return graph(data["y"])
 
     return Graphs(str(folder), schema={"y": int})
 
 
 def write_pyg_database(folder: Path, base: int) -> None:
-    import torch
-    from torch_geometric.data import Data
-
     dataset = database_of_graphs(folder)
-    dataset.extend([Data(x=torch.ones(2, 1), y=torch.tensor([value])) for value in range(base, base + ROWS)])
+    dataset.extend(list(map(graph, range(base, base + ROWS))))
     dataset.close()
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a format is written and opened, and the names that a source leaves beside the data."""
+    """How a format is written and opened, and the engines that read it."""
 
     write: Callable[[Path, int], Any]
     open: Callable[[Path], rf.Source]
@@ -206,26 +169,29 @@ def within(name: str, **options: Any) -> Callable[[Path], rf.Source]:
     return lambda folder: rf.open(f"{folder}/{name}" if name else folder, **options)
 
 
+PLAIN_PAGES: dict[str, Any] = {"write_statistics": False, "use_dictionary": False, "compression": "none"}
 KINDS = {
     "packed": Kind(write_packed, within("data")),
-    "npy_files": Kind(write_npy_files, within("")),
-    "npz_files": Kind(write_npz_files, within("")),
-    "npy": Kind(write_npy, within("rows.npy")),
+    "npy_files": Kind(file_writer(np.save, "npy"), within("")),
+    "npz_files": Kind(file_writer(save_npz, "npz"), within("")),
+    "npy": Kind(rows_writer(np.save, "rows.npy"), within("rows.npy")),
     "npy_columns": Kind(write_npy_columns, within("", layout="columns")),
-    "npz": Kind(write_npz, within("rows.npz")),
-    "npz_compressed": Kind(write_npz_compressed, within("rows.npz")),
-    "arrow": Kind(write_arrow, within("*.arrow")),
-    "arrow_streams": Kind(write_arrow_streams, within("*.arrows")),
-    "parquet_files": Kind(write_parquet_files, within("")),
-    "parquet": Kind(write_parquet, within("rows.parquet")),
-    "tar": Kind(write_tar, within("*.tar")),
+    "npz": Kind(rows_writer(save_npz, "rows.npz"), within("rows.npz")),
+    "npz_compressed": Kind(
+        rows_writer(lambda path, values: np.savez_compressed(path, y=values), "rows.npz"), within("rows.npz")
+    ),
+    "arrow": Kind(table_writer("arrow"), within("*.arrow")),
+    "arrow_streams": Kind(table_writer("arrows", compression="zstd"), within("*.arrows")),
+    "parquet_files": Kind(table_writer("parquet", **PLAIN_PAGES), within("")),
+    "parquet": Kind(table_writer("parquet", 1, row_group_size=FILE_ROWS, **PLAIN_PAGES), within("0.parquet")),
+    "tar": Kind(write_shards, within("*.tar")),
     "wids": Kind(write_wids, within("index.json")),
     "energon": Kind(write_energon, within("")),
     "mds": Kind(write_mds, within("data")),
-    "mds_zstd": Kind(write_mds_zstd, within("data")),
+    "mds_zstd": Kind(partial(write_mds, compression="zstd", hashes=["xxh64"]), within("data")),
     "huggingface": Kind(write_huggingface, within("data")),
-    "csv": Kind(write_csv, within("*.csv")),
-    "jsonl": Kind(write_jsonl, within("*.jsonl")),
+    "csv": Kind(table_writer("csv"), within("*.csv")),
+    "jsonl": Kind(table_writer("jsonl"), within("*.jsonl")),
     "lance": Kind(write_lance, within("data.lance")),
     "pyg": Kind(write_pyg, within("")),
     # Its class is made here: worker processes have no name to find it by.
@@ -233,9 +199,12 @@ KINDS = {
         write_pyg_database, lambda folder: rf.from_dataset(database_of_graphs(folder)), ("inline", "thread")
     ),
     "concat": Kind(
-        write_arrow, lambda folder: rf.concat([rf.open(f"{folder}/[0-2].arrow"), rf.open(f"{folder}/[3-5].arrow")])
+        table_writer("arrow"),
+        lambda folder: rf.concat([rf.open(f"{folder}/[0-2].arrow"), rf.open(f"{folder}/[3-5].arrow")]),
     ),
-    "select": Kind(write_arrow, lambda folder: rf.open(f"{folder}/*.arrow").select(range(ROWS - 1, -1, -1))),
+    "select": Kind(
+        table_writer("arrow"), lambda folder: rf.open(f"{folder}/*.arrow").select(range(ROWS - 1, -1, -1))
+    ),
 }
 
 
@@ -243,8 +212,8 @@ def values_of(batch: Any) -> list[int]:
     column = (
         batch.y if hasattr(batch, "y") else next(batch[name] for name in ("y", "cls", "array") if name in batch)
     )
-    found: list[int] = column.reshape(-1).tolist()
-    return found if "y_lengths" not in batch and column.dim() == 1 else column[:, 0].tolist()
+    result: list[int] = column.reshape(-1).tolist()
+    return result if "y_lengths" not in batch and column.dim() == 1 else column[:, 0].tolist()
 
 
 def original() -> Counter[int]:
@@ -327,17 +296,11 @@ def copy_again(old: Path, _: Path, __: random.Random) -> None:
             rewrite(mine, mine.read_bytes())
 
 
-CHANGES = {
+CHANGES: dict[str, Callable[[Path, Path, random.Random], None]] = {
     change.__name__: change
     for change in (
-        swap_folders,
-        replace_files,
-        replace_one,
-        rewrite_files,
-        rewrite_one,
-        exchange_names,
-        append_bytes,
-        copy_again,
+        *(swap_folders, replace_files, replace_one, rewrite_files),
+        *(rewrite_one, exchange_names, append_bytes, copy_again),
     )
 }
 #: Those that reach what is open, and are found within a second.
@@ -378,13 +341,13 @@ class Data:
 
 
 def read(batches: Iterator[Any], most: int = ROWS) -> Counter[int]:
-    found: Counter[int] = Counter()
+    result: Counter[int] = Counter()
     for _ in range(most):
         batch = next(batches, None)
         if batch is None:
             break
-        found.update(values_of(batch))
-    return found
+        result.update(values_of(batch))
+    return result
 
 
 def between(
@@ -507,36 +470,25 @@ def test_a_file_rewritten_in_place_is_found_at_the_next_state(array: Path) -> No
     next(iter(loader))
     loader.state_dict()
     rewrite(array, array.read_bytes()[:128] + np.arange(100_000, 200_000).tobytes())
-    found = rf"changed or replaced while it was in use[\s\S]*expected: {array.stat().st_size} bytes, modified 20"
+    result = rf"changed or replaced while it was in use[\s\S]*expected: {array.stat().st_size} bytes, modified 20"
     with pytest.raises(
-        CorruptError, match=rf"{found}[\s\S]*other content[\s\S]*rows\.npy[\s\S]*start the job again"
+        CorruptError, match=rf"{result}[\s\S]*other content[\s\S]*rows\.npy[\s\S]*start the job again"
     ):
         loader.state_dict()
 
 
-def test_a_file_rewritten_in_place_is_found_by_reading_on(array: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankfeed.storage.data_files.CHECK_SECONDS", 0.0)
-    source = rf.open(array)
-    source.fetch([5])
-    rewrite(array, array.read_bytes()[:128] + np.arange(100_000, 200_000).tobytes())
-    for _ in range(2):  # and not only once
-        with pytest.raises(CorruptError, match="changed or replaced"):
-            source.fetch([5])
-
-
-def test_saved_graphs_that_are_rewritten_in_place_are_found_by_reading_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["npy", "pyg"])
+def test_a_file_rewritten_in_place_is_found_at_each_later_read(
+    name: str, originals: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rankfeed.storage.data_files.CHECK_SECONDS", 0.0)
-    path = tmp_path / "data.pt"
-    torch, pyg = pytest.importorskip("torch"), pytest.importorskip("torch_geometric.data")
-    graphs = [pyg.Data(x=torch.full((2, 3), float(number))) for number in range(4)]
-    pyg.InMemoryDataset.save(graphs, path)
-    source = rf.open(path)
-    source.fetch([1])
-    rewrite(path, path.read_bytes()[:-100] + bytes(100))
-    with pytest.raises(CorruptError, match="changed or replaced"):
-        source.fetch([1])
+    data = Data(name, originals, tmp_path / "data")
+    source = data.kind.open(data.old)
+    source.fetch([5])
+    data.change("rewrite_files", random.Random(0))
+    for _ in range(2):
+        with pytest.raises(CorruptError, match="changed or replaced"):
+            source.fetch([5])
 
 
 def test_a_change_that_no_sample_covers_is_taken_for_a_copy(array: Path) -> None:
@@ -565,13 +517,13 @@ def touch_all(folder: Path) -> None:
 def test_of_many_files_64_are_sampled_and_the_others_have_to_keep_their_times(tmp_path: Path) -> None:
     source = rf.open(many(tmp_path / "many"))
     touch_all(tmp_path / "many")
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for number in range(100):
         try:
-            found["right" if int(source[number]["array"][0]) == number else "wrong"] += 1
+            result["right" if int(source[number]["array"][0]) == number else "wrong"] += 1
         except CorruptError as error:
-            found[error.summary] += 1
-    assert found == {"right": 64, "a file was changed or replaced while it was in use": 36}
+            result[error.summary] += 1
+    assert result == {"right": 64, "a file was changed or replaced while it was in use": 36}
 
 
 def test_packed_shards_that_are_not_sampled_are_compared_by_their_checksums(tmp_path: Path) -> None:
@@ -631,15 +583,15 @@ def test_threads_that_open_at_once_agree(originals: dict[str, Path], tmp_path: P
     data = Data("packed", originals, tmp_path / "data")
     source = data.kind.open(data.old)
     copy_again(data.old, data.new, random.Random(0))
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     threads = [
-        threading.Thread(target=lambda: found.append([int(sample["y"]) for sample in source])) for _ in range(4)
+        threading.Thread(target=lambda: result.append([int(sample["y"]) for sample in source])) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert found == [[*range(OLD, OLD + ROWS)]] * 4
+    assert result == [[*range(OLD, OLD + ROWS)]] * 4
 
 
 TRUNCATES_BETWEEN_CHECK_AND_READ = """
@@ -684,5 +636,5 @@ def test_a_file_that_is_truncated_between_its_check_and_its_reading_is_an_error(
     for name in names:
         writers.make(name, tmp_path / name)
     command = [sys.executable, "-c", TRUNCATES_BETWEEN_CHECK_AND_READ, str(tmp_path), str(left), *names]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert found.stdout.splitlines() == [f"{name} 0 True" for name in names], found.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.stdout.splitlines() == [f"{name} 0 True" for name in names], result.stderr

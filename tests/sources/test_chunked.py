@@ -23,8 +23,8 @@ from rankfeed.sources.chunked import ChunkCache, ChunkedSource
 
 
 def rows_of(ids: Any, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-    text = [str(each) for each in ids.tolist()]
-    offsets = np.concatenate([[0], np.cumsum([len(each) for each in text])]).astype(np.int64)
+    text = [str(sample_id) for sample_id in ids.tolist()]
+    offsets = np.concatenate([[0], np.cumsum([len(item) for item in text])]).astype(np.int64)
     columns = {
         "x": ColumnBuffer(ids**2),
         "text": ColumnBuffer(np.frombuffer("".join(text).encode(), np.uint8), offsets),
@@ -67,8 +67,8 @@ class Taking(Squares):
 
 def check(source: Squares, ids: list[int]) -> None:
     batch = source.fetch(ids)
-    assert list(batch["x"].rows()) == [each**2 for each in ids]
-    assert list(batch["text"].rows()) == [str(each) for each in ids]
+    assert list(batch["x"].rows()) == [sample_id**2 for sample_id in ids]
+    assert list(batch["text"].rows()) == [str(sample_id) for sample_id in ids]
 
 
 @given(
@@ -87,8 +87,8 @@ def test_every_row_is_right_in_any_order_and_whatever_is_kept(
 
 def test_a_chunk_is_decoded_once_if_it_fits_the_cache() -> None:
     source = Squares([5] * 20)
-    for each in np.random.default_rng(0).permutation(100).reshape(-1, 4).tolist():
-        check(source, each)
+    for item in np.random.default_rng(0).permutation(100).reshape(-1, 4).tolist():
+        check(source, item)
     assert Counter(source.decoded) == Counter(range(20))
 
 
@@ -105,7 +105,7 @@ def test_living_chunks_are_kept_and_the_other_rows_taken_singly(order: dict[str,
     source = Taking([100] * 50, cache_bytes=20_000)  # half of 50 chunks of 800 bytes
     loader = rf.Loader(source, 8, columns=["x"], id_column="id", topology=rf.Topology(), **order)
     for _ in range(2):
-        assert Counter(each for batch in loader for each in batch["id"].tolist()) == Counter(range(5000))
+        assert Counter(row for batch in loader for row in batch["id"].tolist()) == Counter(range(5000))
     assert len(source.decoded) < 150  # no chunk is decoded again and again
     assert source.taken < 8000
 
@@ -250,11 +250,11 @@ def test_a_loader_tells_the_source_what_comes(tmp_path: Path) -> None:
     told: list[int] = []
     source.expect = lambda ids, columns=None: told.extend(ids)  # type: ignore[method-assign]
     ids = [
-        each
+        row
         for batch in rf.Loader(
             source, 5, shuffle="window", window=10, lanes=2, id_column="id", topology=rf.Topology()
         )
-        for each in batch["id"].tolist()
+        for row in batch["id"].tolist()
     ]
     assert Counter(ids) == Counter(range(100))
     assert told == ids  # in the order in which they are read, from the first on

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pyarrow import feather
+from tests.support.tables import write_table
+from tests.support.values import column_of, plain, samples_of
 
 import rankfeed as rf
 from rankfeed.columns.columns import Column, Columns, Dense, Objects, Ragged, column_from_parts
@@ -62,10 +62,6 @@ class Watched(rf.Source):
         self.expected.append((np.asarray(sample_ids).tolist(), columns))
 
 
-def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    return list(found) == list(expected) and all(np.array_equal(found[name], expected[name]) for name in found)
-
-
 def numbers(*values: Any, dtype: Any = np.int64, name: str = "x") -> rf.Source:
     return rf.from_dataset([{name: np.asarray(value, dtype)} for value in values])
 
@@ -78,14 +74,10 @@ def test_every_sample_of_each_source_in_the_order_given(parts: dict[str, rf.Sour
     assert source.fields == parts["a"].fields
     assert source.blocks.tolist() == [size for part in parts.values() for size in part.blocks.tolist()]
     ids = np.random.default_rng(3).integers(0, 90, 400)
-    for place, sample in zip(ids, source.fetch(ids).samples(), strict=True):
-        assert same(sample, ROWS[place])
-    assert same(source[-1], ROWS[-1])
-    assert source.fetch([]).num_rows == 0
-    assert list(source.fetch([3, 70], ["y", "raw"])) == ["y", "raw"]
-    for bad in ([90], [-1], [3, 90]):
-        with pytest.raises(SourceError, match="no such sample"):
-            source.fetch(bad)
+    assert samples_of(source, ids) == [plain(ROWS[row]) for row in ids]
+    nested = rf.concat([rf.concat([parts["a"], parts["b"]]), rf.concat([parts["c"]])])
+    assert column_of(nested, "y") == list(range(90))
+    assert nested.blocks.tolist() == source.blocks.tolist()
 
 
 @given(ids=st.lists(st.integers(0, 89), min_size=1, max_size=40))
@@ -97,21 +89,13 @@ def test_each_source_is_asked_once_for_a_batch_and_told_what_comes(
     assert source.fetch(ids, ["y"])["y"].gather().tolist() == ids  # type: ignore[attr-defined]
     source.expect(ids, ["y"])
     for name, start, stop in (("a", 0, 40), ("b", 40, 41), ("c", 41, 90)):
-        own = [each - start for each in ids if start <= each < stop]
+        own = [sample_id - start for sample_id in ids if start <= sample_id < stop]
         assert watched[name].fetched == ([own] if own else [])
         assert watched[name].expected == ([(own, ["y"])] if own else [])
 
 
-def test_a_batch_from_one_source_is_copied_no_more_often_than_without(parts: dict[str, rf.Source]) -> None:
-    column = rf.concat(parts).fetch([41, 45])["x"]
-    alone = parts["c"].fetch([0, 4])["x"]
-    assert isinstance(column, Ragged)
-    assert isinstance(alone, Ragged)
-    assert column.pointers.memory[0].array is alone.pointers.memory[0].array
-
-
 def test_dense_and_ragged_columns_make_a_ragged_one_whatever_is_in_a_batch() -> None:
-    dense = numpy_rows(np.arange(24, dtype=np.float32).reshape(4, 3, 2))
+    dense = rf.from_dataset([{"array": row} for row in np.arange(24, dtype=np.float32).reshape(4, 3, 2)])
     ragged = rf.from_dataset([{"array": np.full((n, 2), n, np.float32)} for n in (1, 5, 0, 2)])
     source = rf.concat([dense, ragged])
     assert source.fields["array"] == Field("ragged", "float32", (2,))
@@ -123,10 +107,6 @@ def test_dense_and_ragged_columns_make_a_ragged_one_whatever_is_in_a_batch() -> 
             np.testing.assert_array_equal(row, expected[place])
     batch = next(iter(rf.Loader(source, batch_size=2)))  # the dense rows come first
     assert batch["array_lengths"].tolist() == [3, 3]
-
-
-def numpy_rows(array: Any) -> rf.Source:
-    return rf.from_dataset([{"array": row} for row in array])
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -209,37 +189,38 @@ def test_a_dataset_whose_rows_turn_out_otherwise_is_an_error_and_not_a_promotion
         both.fetch([0, 17])
 
 
-@pytest.mark.parametrize("bad", [[], {}, "path", ["path"], [numbers(1), None], {"a": 3}, numbers(1), 7, None])
-def test_what_cannot_be_concatenated_is_refused_by_name(bad: Any) -> None:
-    with pytest.raises(ArgumentError, match="source"):
-        rf.concat(bad)
+OWN: list[Any] = [numbers(1)]
+OWN.append(OWN)  # a list that contains itself
 
 
-def test_a_list_that_holds_itself_is_refused() -> None:
-    own: list[Any] = [numbers(1)]
-    own.append(own)
-    with pytest.raises(ArgumentError, match="number 1"):
-        rf.concat(own)
-
-
-def test_names_are_text() -> None:
-    with pytest.raises(ArgumentError, match="names"):
-        rf.concat({1: numbers(1)})  # type: ignore[dict-item]
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        *((sources, "source") for sources in ([], {}, "path", ["path"], [numbers(1), None], {"a": 3}, 7, None)),
+        (numbers(1), "source"),
+        (OWN, "number 1"),
+        ({1: numbers(1)}, "names"),
+    ],
+    ids=range(11),
+)
+def test_what_cannot_be_concatenated_is_refused_by_name(sources: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        rf.concat(sources)
 
 
 def test_a_source_that_is_given_twice_is_delivered_twice() -> None:
     one = numbers(5, 6)
     loader = rf.Loader(rf.concat([one, one]), batch_size=2, id_column="id")
     batches = list(loader)
-    assert Counter(each for batch in batches for each in batch["id"].tolist()) == dict.fromkeys(range(4), 1)
+    assert Counter(row for batch in batches for row in batch["id"].tolist()) == dict.fromkeys(range(4), 1)
     assert [batch["x"].tolist() for batch in batches] == [[5, 6], [5, 6]]
 
 
 def test_the_fingerprint_is_of_the_sources_in_order_and_not_of_their_names(parts: dict[str, rf.Source]) -> None:
     one, two, three = parts.values()
     assert rf.concat([one, two]).fingerprint == rf.concat({"x": one, "y": two}).fingerprint
-    found = [rf.concat(each).fingerprint for each in ([one, two], [two, one], [one, two, three], [one], [two])]
-    assert len(set(found)) == len(found)
+    result = [rf.concat(item).fingerprint for item in ([one, two], [two, one], [one, two, three], [one], [two])]
+    assert len(set(result)) == len(result)
     assert rf.concat([one]).identified
     assert not rf.concat([one, rf.from_dataset(ROWS)]).identified
 
@@ -261,9 +242,9 @@ def test_the_fingerprint_is_of_the_sources_in_order_and_not_of_their_names(parts
 def test_what_sources_ask_of_a_loader_is_asked_by_all_together(
     attributes: list[dict[str, Any]], expected: tuple[Any, ...]
 ) -> None:
-    both = rf.concat([Watched(numbers(1), **each) for each in attributes])
-    found = (both.default_shuffle, both.runs_user_code, both.supports_batched_getitem, both.prefetch_distance)
-    assert found == expected
+    both = rf.concat([Watched(numbers(1), **attribute) for attribute in attributes])
+    result = (both.default_shuffle, both.runs_user_code, both.supports_batched_getitem, both.prefetch_distance)
+    assert result == expected
 
 
 def test_code_of_the_users_is_not_run_just_to_concatenate() -> None:
@@ -277,42 +258,6 @@ def test_code_of_the_users_is_not_run_just_to_concatenate() -> None:
     both = rf.concat([rf.from_dataset(Counted([{"x": 1}])), numbers(2)])
     assert Counted.reads == 0
     assert both.fields["x"] == Field("dense", "int64")
-
-
-@pytest.mark.parametrize("kind", ["thread", "process"])
-def test_a_loader_delivers_every_sample_once_from_workers(parts: dict[str, rf.Source], kind: Any) -> None:
-    source = rf.concat(parts)
-    assert len(pickle.dumps(source)) < 6000
-    delivered: Counter[int] = Counter()
-    for rank in range(2):
-        topology = rf.Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
-        loader = rf.Loader(
-            source, 8, shuffle="window", num_workers=2, worker_kind=kind, topology=topology, id_column="id"
-        )
-        for batch in loader:
-            assert batch["y"].tolist() == batch["id"].tolist()
-            delivered.update(batch["y"].tolist())
-    assert delivered == dict.fromkeys(range(90), 1)
-
-
-def test_a_stock_dataloader_reads_it_in_spawned_workers(parts: dict[str, rf.Source]) -> None:
-    loader = torch.utils.data.DataLoader(
-        rf.concat(parts),  # type: ignore[arg-type]
-        batch_size=7,
-        num_workers=2,
-        multiprocessing_context="spawn",
-        collate_fn=list,
-    )
-    found = [sample for batch in loader for sample in batch]
-    assert [int(sample["y"]) for sample in found] == list(range(90))
-    assert all(same(sample, row) for sample, row in zip(found, ROWS, strict=True))
-
-
-def test_sources_within_sources_are_told_apart(parts: dict[str, rf.Source]) -> None:
-    one, two, three = parts.values()
-    nested = rf.concat([rf.concat([one, two]), rf.concat([three])])
-    assert [int(y) for y in nested.fetch(range(90), ["y"])["y"].rows()] == list(range(90))
-    assert nested.blocks.tolist() == rf.concat([one, two, three]).blocks.tolist()
 
 
 FIELDS = st.builds(
@@ -434,13 +379,13 @@ def test_hugging_face_datasets_with_other_classes_are_refused(tmp_path: Path) ->
     with pytest.raises(SourceError, match=r"(?s)'cat', 'dog'.*one\.parquet.*'bird', 'cat'.*two\.parquet"):
         rf.open(files, columns=["label"])
     names = datasets.Features({"label": datasets.ClassLabel(names=["cat", "dog", "bird"])})
-    aligned = [each.select_columns("label") for each in (one, two)]
-    classes = [each.features["label"].names for each in aligned]
+    aligned = [item.select_columns("label") for item in (one, two)]
+    classes = [item.features["label"].names for item in aligned]
     aligned = [
-        each.map(lambda row, own=own: {"label": names["label"].str2int(own[row["label"]])}, features=names)
-        for each, own in zip(aligned, classes, strict=True)
+        dataset.map(lambda row, own=own: {"label": names["label"].str2int(own[row["label"]])}, features=names)
+        for dataset, own in zip(aligned, classes, strict=True)
     ]
-    both = rf.concat([rf.from_dataset(each) for each in aligned])
+    both = rf.concat([rf.from_dataset(item) for item in aligned])
     assert both.fetch([0, 1])["label"].gather().tolist() == [0, 2]
 
 
@@ -473,11 +418,8 @@ def times(folder: Path, name: str, kind: pa.DataType) -> rf.Source:
         "fixed": pa.FixedSizeListArray.from_arrays(values, 1),
         "in": pa.StructArray.from_arrays([values], ["t"]),
     }
-    if kind == pa.date64():  # Parquet has no such type
-        feather.write_feather(pa.table(columns), folder / f"{name}.feather")
-        return rf.open(folder / f"{name}.feather")
-    pq.write_table(pa.table(columns), folder / f"{name}.parquet")
-    return rf.open(folder / f"{name}.parquet")
+    suffix = "feather" if kind == pa.date64() else "parquet"  # which has no such type
+    return rf.open(write_table(pa.table(columns), folder / f"{name}.{suffix}"))
 
 
 @pytest.mark.parametrize(
@@ -523,8 +465,7 @@ def test_text_files_whose_content_gives_other_units_are_refused(tmp_path: Path) 
 
 
 def test_lance_tables_with_other_units_are_refused(tmp_path: Path) -> None:
-    lance = pytest.importorskip("lance")
     for name, unit in (("a", "ms"), ("b", "us")):
-        lance.write_dataset(pa.table({"t": pa.array([1], pa.timestamp(unit))}), tmp_path / f"{name}.lance")
+        write_table(pa.table({"t": pa.array([1], pa.timestamp(unit))}), tmp_path / f"{name}.lance")
     with pytest.raises(SourceError, match=r"(?s)timestamp\[ms\].*timestamp\[us\]"):
         rf.concat([rf.open(tmp_path / "a.lance"), rf.open(tmp_path / "b.lance")])

@@ -1,26 +1,27 @@
 """Columns that are derived from others, such as masks of nulls, are read with them, in every format."""
 
 import io
-import json
 import pickle
-import tarfile
+import re
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
-import lance
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pc
 import pyarrow.dataset as ds
-import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import soundfile
+from tests.support.tables import write_table
+from tests.support.tar import write_tar
+from tests.support.values import column_of, samples_of
 
 import rankfeed as rf
-from rankfeed.errors import SourceError
+from rankfeed.errors import ArgumentError, SourceError
 
 ROWS = 12
 #: Every third value is null.
@@ -29,56 +30,72 @@ X = [row + 1 if valid else None for row, valid in enumerate(VALID)]
 TABLE = pa.table({"id": range(ROWS), "x": pa.array(X, pa.int64()), "y": pa.array(X, pa.float64())})
 
 
-def _write_stream(path: str) -> None:
-    with pa.ipc.new_stream(path, TABLE.schema) as writer:
-        for batch in TABLE.to_batches(max_chunksize=5):
-            writer.write_batch(batch)
-
-
-def _write_hive(path: str) -> None:
+def _write_hive(path: Path) -> None:
     partition = pa.array([None if x is None else f"part{x % 2}" for x in X])
     table = TABLE.set_column(2, "y", partition)
     layout = ds.partitioning(pa.schema({"y": pa.string()}), flavor="hive")
     ds.write_dataset(table, path, format="parquet", partitioning=layout)
 
 
-def _write_json_lines(path: str) -> None:
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in TABLE.to_pylist()))
-
-
-def _write_tar(path: str) -> None:
-    with tarfile.open(path, "w") as tar:
-        for row in TABLE.to_pylist():
-            for name, value in row.items():
-                if value is not None:
-                    content = str(int(value)).encode()
-                    member = tarfile.TarInfo(f"{row['id']:03d}.{name}")
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
-
-
-WRITERS: dict[str, Callable[[str], Any]] = {
-    "t.parquet": lambda path: pq.write_table(TABLE, path, row_group_size=5),
-    "hive": _write_hive,
-    "t.feather": lambda path: feather.write_feather(TABLE, path, compression="lz4"),
-    "t.arrow": lambda path: feather.write_feather(TABLE, path, compression="uncompressed"),
-    "t.arrows": _write_stream,
-    "t.csv": lambda path: pc.write_csv(TABLE, path),
-    "t.jsonl": _write_json_lines,
-    "t.lance": lambda path: lance.write_dataset(TABLE, path),
-    "saved": lambda path: datasets.Dataset(TABLE).save_to_disk(path),
-    "t.tar": _write_tar,
+#: Of each container how an error names the null in row 6, or the first one where all rows are read at once.
+CONTAINERS = {
+    "t.parquet": r"t\.parquet, row group 1, row 6, column 'x'",
+    "hive": r"part-0\.parquet[\s\S]*column 'x'",
+    "t.feather": r"t\.feather, record batch 0, row 6, column 'x'",
+    "t.arrow": r"t\.arrow, record batch 1, row 6, column 'x'",
+    "t.arrows": r"t\.arrows, record batch 1, row 6, column 'x'",
+    "t.csv": r"t\.csv, row 0, column 'x'",
+    "t.jsonl": r"t\.jsonl, row 0, column 'x'",
+    "t.lance": r"t\.lance[\s\S]*version 1, fragment 0, row 6, column 'x'",
+    "t.hf": r"data\.arrow, record batch 0, row 6, column 'x'",
+    "t.tar": r"\.x[\s\S]*'000'[\s\S]*t\.tar, offset 0",
+    "in memory": r"row 6, column 'x'",
 }
 
 
-@pytest.fixture(scope="module", params=[*WRITERS, "in memory"])
-def open_masked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    if request.param == "in memory":
-        return lambda **options: rf.from_dataset(datasets.Dataset(TABLE), nulls="mask", **options)
-    path = str(tmp_path_factory.mktemp("masked") / request.param)
-    WRITERS[request.param](path)
-    option = {"missing" if path.endswith(".tar") else "nulls": "mask"}
-    return lambda **options: rf.open(path, **option, **options)
+class Container:
+    """The table in one format, opened with the option of that format for values that are missing."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.path = name, folder / name
+        if name == "hive":
+            _write_hive(self.path)
+        elif name != "in memory":
+            options: dict[str, Any] = {
+                "t.parquet": {"row_group_size": 5},
+                "t.arrow": {"rows": 5},
+                "t.arrows": {"rows": 5},
+            }
+            write_table(TABLE, self.path, **options.get(name, {}))
+
+    def open(self, nulls: str = "error", **options: Any) -> Any:
+        if self.name == "in memory":
+            return rf.from_dataset(datasets.Dataset(TABLE), nulls=nulls, **options)
+        options["missing" if self.name == "t.tar" else "nulls"] = nulls
+        return rf.open(self.path, **options)
+
+
+@pytest.fixture(scope="module", params=CONTAINERS)
+def container(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Container:
+    return Container(request.param, tmp_path_factory.mktemp("container"))
+
+
+@pytest.fixture
+def open_masked(container: Container) -> Callable[..., Any]:
+    return partial(container.open, "mask")
+
+
+def test_a_null_is_an_error_that_names_its_row_and_the_remedies(container: Container) -> None:
+    with pytest.raises(SourceError, match=r"null|lacks a member") as caught:
+        container.open().fetch(range(ROWS) if container.name == "hive" else [5, 6], ["x"])
+    assert re.search(CONTAINERS[container.name], str(caught.value))
+    assert "columns=" in str(caught.value.remedy)
+    assert re.search("nulls=|missing=", str(caught.value.remedy))
+    assert Counter(map(int, column_of(container.open(columns=["id"]), "id"))) == Counter(range(ROWS))
+    if container.name not in ("t.csv", "t.jsonl", "t.tar", "hive"):  # which read all rows, or in another order
+        assert container.open().fetch([7, 2], ["x"])["x"].rows() == [8, 3]
+    with pytest.raises(ArgumentError, match=r"nulls|missing"):
+        container.open("perhaps")
 
 
 def _valid_rows(values: Any) -> int:
@@ -127,23 +144,21 @@ def test_a_mask_that_another_source_lacks_is_not_dropped(tmp_path: Path) -> None
         rf.concat([complete, masked], columns=["x"])
 
 
-def test_a_stored_column_with_the_name_of_a_mask_is_refused(tmp_path: Path) -> None:
-    table = pa.table({"x": [1, None], "x_valid": ["a", "b"], "y": [1, 2]})
-    pq.write_table(table, tmp_path / "t.parquet")
-    with pytest.raises(SourceError, match=r"one name[\s\S]*'x_valid'[\s\S]*nulls=\"error\""):
-        rf.open(tmp_path / "t.parquet", nulls="mask", columns=["x"])
-    assert list(rf.open(tmp_path / "t.parquet", nulls="mask", columns=["y"]).fields) == ["y", "y_valid"]
-    assert [row["x_valid"] for row in rf.open(tmp_path / "t.parquet", columns=["x_valid"])] == ["a", "b"]
+@pytest.mark.parametrize("columns", [None, ["x"], ["x_valid"]])
+def test_a_mask_with_the_name_of_a_column_names_the_option_that_adds_none(columns: Any, tmp_path: Path) -> None:
+    path = write_table(pa.table({"x": [1], "x_valid": [2], "y": [3]}), tmp_path / "t.parquet")
+    with pytest.raises(SourceError, match=r"one name[\s\S]*the mask of 'x'") as caught:
+        rf.open(path, nulls="mask", columns=columns)
+    assert 'pass nulls="error", which adds no masks' in str(caught.value.remedy)
+    assert samples_of(rf.open(path, nulls="error")) == [{"x": 1, "x_valid": 2, "y": 3}]
+    assert list(rf.open(path, nulls="mask", columns=["y"]).fields) == ["y", "y_valid"]
 
 
 def test_the_rate_of_sound_is_read_with_it(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "t.tar", "w") as tar:
-        for row, rate in enumerate((8000, 16000)):
-            content = io.BytesIO()
-            soundfile.write(content, np.zeros((20, 1), np.float32), rate, format="WAV")
-            member = tarfile.TarInfo(f"{row}.wav")
-            member.size = len(content.getvalue())
-            tar.addfile(member, io.BytesIO(content.getvalue()))
+    files = [io.BytesIO(), io.BytesIO()]
+    for file, rate in zip(files, (8000, 16000), strict=True):
+        soundfile.write(file, np.zeros((20, 1), np.float32), rate, format="WAV")
+    write_tar(tmp_path / "t.tar", [(f"{row}.wav", file.getvalue()) for row, file in enumerate(files)])
     source = rf.open(tmp_path / "t.tar", columns=["wav"])
     assert list(source.fields) == ["wav", "wav.rate"]
     assert source.fetch([1, 0], ["wav"])["wav.rate"].gather().tolist() == [16000, 8000]

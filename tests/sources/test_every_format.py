@@ -3,11 +3,14 @@
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sources import writers
 from tests.sources.compare import difference, digest, digests
+from tests.support.values import contents
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError
@@ -29,33 +33,24 @@ BY_PATH = [name for name in writers.FORMATS if name not in NOT_BY_PATH]
 WHOLE = ("pyg", "pyg_dataset")
 
 Written = writers.Written
+Made = Callable[[str], Written]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("formats")
-
-
-@pytest.fixture(scope="module")
-def made(root: Path) -> dict[str, Written]:
-    """Filled as formats are asked for."""
-    return {}
-
-
-def of(name: str, made: dict[str, Written], root: Path) -> Written:
-    if name not in made:
-        made[name] = writers.make(name, root / name)
-    return made[name]
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Datasets of this module by the names of their formats."""
+    folder = tmp_path_factory.mktemp("formats")
+    return cache(lambda name: writers.make(name, folder / name))
 
 
 @pytest.fixture(scope="module", params=list(writers.FORMATS))
-def written(request: pytest.FixtureRequest, made: dict[str, Written], root: Path) -> Written:
-    return of(request.param, made, root)
+def written(request: pytest.FixtureRequest, made: Made) -> Written:
+    return made(request.param)
 
 
 @pytest.fixture(scope="module", params=BY_PATH)
-def by_path(request: pytest.FixtureRequest, made: dict[str, Written], root: Path) -> Written:
-    return of(request.param, made, root)
+def by_path(request: pytest.FixtureRequest, made: Made) -> Written:
+    return made(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +72,8 @@ class Own(list[str]):
 
 def test_every_sample_is_what_the_formats_own_library_reads(written: Written, source: Any) -> None:
     assert len(source) == len(written.expected) == writers.COUNT
-    found = source.fetch(np.arange(len(source))).samples()
-    for number, (sample, own) in enumerate(zip(found, written.expected, strict=True)):
+    result = source.fetch(np.arange(len(source))).samples()
+    for number, (sample, own) in enumerate(zip(result, written.expected, strict=True)):
         if written.name not in WHOLE:
             assert difference(sample, own) is None, number
         else:
@@ -89,7 +84,7 @@ def test_every_sample_is_what_the_formats_own_library_reads(written: Written, so
 
 @given(ids=st.lists(st.integers(0, writers.COUNT - 1), max_size=40))
 def test_samples_come_in_any_order_and_repeatedly(ids: list[int], source: Any, expected: list[str]) -> None:
-    assert digests(source.__getitems__(ids)) == [expected[each] for each in ids]
+    assert digests(source.__getitems__(ids)) == [expected[sample_id] for sample_id in ids]
 
 
 def test_blocks_are_whole_and_fields_are_what_samples_hold(written: Written, source: Any) -> None:
@@ -104,13 +99,51 @@ def test_blocks_are_whole_and_fields_are_what_samples_hold(written: Written, sou
     assert list(source.fetch([])) == list(source.fields)
 
 
+#: Columns that a format stores as they are delivered.
+IN_PLACE = {
+    "webdataset": ["raw.bin", "txt", "x.npy", "tokens.npy"],
+    "packed": ["raw", "text", "x", "tokens"],
+    "arrow_file": ["raw", "text", "x", "tokens"],
+    "mds": ["raw", "text"],
+    "concat": ["raw", "x"],
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_batch_points_into_the_mapped_file(name: str, made: Made) -> None:
+    source = made(name).open()
+    for column in IN_PLACE[name]:
+        one, other = (source.fetch(ids)[column].pointers.memory[0].array for ids in ([3, 5], [4]))
+        assert np.may_share_memory(one, other), column
+        assert not one.flags.writeable
+        assert not one.flags.owndata
+
+
+def test_threads_read_at_once_with_few_files_open(
+    written: Written, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("storage.data_files", "sources.parquet.reader"):
+        monkeypatch.setattr(f"rankfeed.{module}.OPEN_FILES", 1)
+    folder = Path(shutil.copytree(written.folder, tmp_path / "data"))  # of which no other source has files open
+    source = written.open(folder)
+
+    def read(seed: int) -> bool:
+        ids = np.random.default_rng(seed).integers(0, writers.COUNT, 40).tolist()
+        return digests(source.__getitems__(ids)) == [expected[row] for row in ids]
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(read, range(12)))
+    is_open = set(map(os.path.realpath, Path("/proc/self/fd").iterdir()))
+    is_open |= {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    if written.name not in (*WHOLE, "lance"):  # whose libraries open the files
+        assert len([path for path in is_open if path.startswith(f"{folder}/")]) <= 3
+
+
 @pytest.mark.parametrize(
     "name", ["webdataset", "parquet_checksums", "arrow_file", "arrow_stream", "csv", "jsonl", "npz"]
 )
-def test_what_rankfeed_wrote_beside_data_is_no_data(
-    name: str, made: dict[str, Written], root: Path, tmp_path: Path
-) -> None:
-    written = of(name, made, root)
+def test_what_rankfeed_wrote_beside_data_is_no_data(name: str, made: Made, tmp_path: Path) -> None:
+    written = made(name)
     folder = shutil.copytree(written.folder, tmp_path / "data", ignore=shutil.ignore_patterns("*.rankfeed"))
     (folder / "0-alone-01234567.rankfeed-ledger").write_bytes(b"RFLG" * 8)
     for _ in range(2):  # the first one may write indexes
@@ -162,9 +195,9 @@ def test_links_are_followed_for_reading_as_in_a_hub_cache(by_path: Written, tmp_
         path.rename(blobs / f"{number:x}")
         path.symlink_to(os.path.relpath(blobs / f"{number:x}", path.parent))
     before = {path.name: path.read_bytes() for path in blobs.iterdir()}
-    found = by_path.open(snapshot)
-    assert found.fingerprint == by_path.open().fingerprint
-    assert digests(list(found)) == digests(by_path.expected)
+    result = by_path.open(snapshot)
+    assert result.fingerprint == by_path.open().fingerprint
+    assert digests(list(result)) == digests(by_path.expected)
     assert {path.name: path.read_bytes() for path in blobs.iterdir()} == before
 
 
@@ -225,35 +258,18 @@ def test_a_source_that_travels_refuses_data_that_were_changed(by_path: Written, 
     travelling = pickle.dumps(source)
     assert len(travelling) < 4000 + 60 * len(contents(moved))  # of each file its name and what was seen of it
     writers.grow(by_path.name, moved)
+    refused: SourceError | None = None
     try:
         arrived = pickle.loads(travelling)
-        found = digests(arrived.__getitems__(range(writers.COUNT)))
-    except SourceError:
+        result = digests(arrived.__getitems__(range(writers.COUNT)))
+    except SourceError as error:
+        refused = error
+    if refused is not None:
+        assert re.search(r"changed|replaced|damaged", refused.summary)
+        assert str(moved) in str(refused)
         return
     # A format that keeps its versions (Lance) reads on in the one that it was opened with.
-    assert (len(arrived), found) == (writers.COUNT, digests(by_path.expected))
-
-
-def test_threads_read_at_once(source: Any, expected: list[str]) -> None:
-    wrong: list[Any] = []
-
-    def read(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        try:
-            for _ in range(12):
-                ids = rng.integers(0, writers.COUNT, 9).tolist()
-                if digests(source.__getitems__(ids)) != [expected[each] for each in ids]:
-                    wrong.append(ids)
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=read, args=(seed,), daemon=True) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    assert wrong == []
+    assert (len(arrived), result) == (writers.COUNT, digests(by_path.expected))
 
 
 def read_all(sources: dict[str, Any], results: Any) -> None:
@@ -261,32 +277,32 @@ def read_all(sources: dict[str, Any], results: Any) -> None:
     for name, source in sources.items():
         try:
             ids = np.random.default_rng(3).permutation(len(source)).tolist()
-            found = dict(zip(ids, digests(source.__getitems__(ids)), strict=True))
-            results.put((name, (found, source.fingerprint)))
+            result = dict(zip(ids, digests(source.__getitems__(ids)), strict=True))
+            results.put((name, (result, source.fingerprint)))
         except BaseException as error:
             results.put((name, repr(error)))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes_read_the_same(method: str, made: dict[str, Written], root: Path) -> None:
+def test_other_processes_read_the_same(method: str, made: Made) -> None:
     """Sources that were read in this process go to another one; under fork by what it inherits."""
-    every = [of(name, made, root) for name in writers.FORMATS]
-    sources = {each.name: each.open() for each in every}
+    every = [made(name) for name in writers.FORMATS]
+    sources = {item.name: item.open() for item in every}
     for source in sources.values():
         source.fetch([1, 100, 50]).samples()  # files are open when the child starts
-        assert len(pickle.dumps(source)) < 40_000  # paths, and what was seen of each file
+        assert len(pickle.dumps(source)) < 40_000  # paths, and what was seen of each file: nothing that was read
     context = multiprocessing.get_context(method)
     results = context.Queue()
     child = context.Process(target=read_all, args=(sources, results), daemon=True)
     child.start()
     try:
-        found = dict(results.get(timeout=600) for _ in every)
+        result = dict(results.get(timeout=600) for _ in every)
     finally:
         child.kill()
         child.join(600)
-    for each in every:
-        everything = dict(enumerate(digests(each.expected)))
-        assert found[each.name] == (everything, sources[each.name].fingerprint), each.name
+    for item in every:
+        everything = dict(enumerate(digests(item.expected)))
+        assert result[item.name] == (everything, sources[item.name].fingerprint), item.name
 
 
 FINGERPRINTS = """
@@ -298,9 +314,9 @@ for name in writers.FORMATS:
 """
 
 
-def test_the_fingerprint_is_the_same_in_every_run(made: dict[str, Written], root: Path) -> None:
-    every = [of(name, made, root) for name in writers.FORMATS]
-    command = [sys.executable, "-c", FINGERPRINTS, str(root)]
+def test_the_fingerprint_is_the_same_in_every_run(made: Made) -> None:
+    every = [made(name) for name in writers.FORMATS]
+    command = [sys.executable, "-c", FINGERPRINTS, str(every[0].folder.parent)]
     root_of_tests = Path(__file__).parents[2]
     environ = {**os.environ, "PYTHONHASHSEED": "1"}  # another one than that of this process
     done = subprocess.run(
@@ -308,7 +324,7 @@ def test_the_fingerprint_is_the_same_in_every_run(made: dict[str, Written], root
     )
     assert done.returncode == 0, done.stderr
     assert dict(line.split() for line in done.stdout.splitlines()) == {
-        each.name: each.open().fingerprint for each in every
+        item.name: item.open().fingerprint for item in every
     }
 
 
@@ -325,10 +341,6 @@ def test_reading_leaves_the_data_as_they_were(by_path: Written, tmp_path: Path) 
     assert all(any(Path(name).match(pattern) for pattern in leaves) for name in added), added
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_data_on_a_read_only_disk_are_read(by_path: Written, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(by_path.folder, tmp_path / "data"))
     paths = [folder, *folder.rglob("*")]
@@ -342,23 +354,23 @@ def test_data_on_a_read_only_disk_are_read(by_path: Written, tmp_path: Path) -> 
             path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def test_an_epoch_by_the_loader_has_every_sample_once(written: Written, source: Any, expected: list[str]) -> None:
+def test_an_epoch_of_two_ranks_has_every_sample_once(written: Written, source: Any, expected: list[str]) -> None:
     if written.name in WHOLE:
         return
-    loader = rf.Loader(
-        source, 8, shuffle=True, ragged="list", id_column="id", num_workers=2, topology=rf.Topology(), audit=True
-    )
-    found: Counter[tuple[int, str]] = Counter()
-    for batch in loader:
-        rows = {name: value for name, value in batch.items() if name != "id"}
-        for row, sample_id in enumerate(batch["id"].tolist()):
-            found[sample_id, digest({name: value[row] for name, value in rows.items()})] += 1
-    assert found == Counter(enumerate(expected))
+    result: Counter[tuple[int, str]] = Counter()
+    for rank in range(2):
+        topology = rf.Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
+        options: dict[str, Any] = {"ragged": "list", "id_column": "id", "topology": topology, "audit": True}
+        for batch in rf.Loader(source, 8, shuffle=True, num_workers=2, **options):
+            rows = {name: value for name, value in batch.items() if name != "id"}
+            for row, sample_id in enumerate(batch["id"].tolist()):
+                result[sample_id, digest({name: value[row] for name, value in rows.items()})] += 1
+    assert result == Counter(enumerate(expected))
 
 
 @pytest.mark.parametrize("name", BY_PATH)
-def test_a_data_set_that_is_gone_is_named(name: str, made: dict[str, Written], root: Path, tmp_path: Path) -> None:
-    written = of(name, made, root)
+def test_a_data_set_that_is_gone_is_named(name: str, made: Made, tmp_path: Path) -> None:
+    written = made(name)
     folder = Path(shutil.copytree(written.folder, tmp_path / "data"))
     source = written.open(folder)
     travelling = pickle.dumps(source)
@@ -389,12 +401,10 @@ for name in sys.argv[2:]:
 """
 
 
-def test_files_cut_while_they_are_open_do_not_end_the_process(
-    made: dict[str, Written], root: Path, tmp_path: Path
-) -> None:
+def test_files_cut_while_they_are_open_do_not_end_the_process(made: Made, tmp_path: Path) -> None:
     names = [name for name in BY_PATH if name not in WHOLE]  # PyTorch maps those itself
     for name in names:
-        shutil.copytree(of(name, made, root).folder, tmp_path / name)
+        shutil.copytree(made(name).folder, tmp_path / name)
     command = [sys.executable, "-c", CUT, str(tmp_path), *names]
     root_of_tests = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root_of_tests, capture_output=True, text=True, timeout=600, check=False)

@@ -3,6 +3,8 @@
 import multiprocessing
 import sqlite3
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,79 +20,46 @@ import rankfeed as rf
 ROWS = 61
 
 
-class Hdf5(torch.utils.data.Dataset[Any]):
-    """Rows of an HDF5 file, opened in the process that reads: handles of HDF5 do not survive a fork."""
+class Lazy(torch.utils.data.Dataset[Any]):
+    """Rows of files, opened in the process that reads: handles of these libraries do not survive a fork."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._file: Any = None
-        with h5py.File(path) as file:
-            self._length = len(file["y"])
+    def __init__(self, opening: Callable[[], Any], read: Callable[[Any, list[int]], list[dict[str, Any]]]) -> None:
+        self._opening, self._read = opening, read
+        self._handle: Any = None
 
     def __len__(self) -> int:
-        return self._length
+        return ROWS
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        if self._file is None:
-            self._file = h5py.File(self.path)
-        rows, places = np.unique(indices, return_inverse=True)  # HDF5 takes rising numbers only
-        columns = {name: self._file[name][rows][places] for name in self._file}
-        return [{name: values[i] for name, values in columns.items()} for i in range(len(indices))]
+        if self._handle is None:
+            self._handle = self._opening()
+        return self._read(self._handle, indices)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None}
+        return {**self.__dict__, "_handle": None}
 
 
-class Records(torch.utils.data.Dataset[Any]):
-    """Records of ArrayRecord files: 8 bytes of number, then a text. Opened in the process that reads."""
-
-    def __init__(self, paths: list[str]) -> None:
-        self.paths = paths
-        self._source: Any = None
-        with ArrayRecordDataSource(paths) as source:
-            self._length = len(source)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        if self._source is None:
-            self._source = ArrayRecordDataSource(self.paths)
-        records = self._source.__getitems__(indices)
-        return [{"y": int.from_bytes(each[:8], "little"), "text": each[8:].decode()} for each in records]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_source": None}
+def read_hdf5(file: Any, indices: list[int]) -> list[dict[str, Any]]:
+    rows, places = np.unique(indices, return_inverse=True)  # HDF5 takes rising numbers only
+    columns = {name: file[name][rows][places] for name in file}
+    return [{name: values[place] for name, values in columns.items()} for place in range(len(indices))]
 
 
-class Table(torch.utils.data.Dataset[Any]):
-    """Rows of a database, by their number."""
+def read_records(source: Any, indices: list[int]) -> list[dict[str, Any]]:
+    """Records of 8 bytes for a number and a text."""
+    records = source.__getitems__(indices)
+    return [{"y": int.from_bytes(record[:8], "little"), "text": record[8:].decode()} for record in records]
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._length = sqlite3.connect(path).execute("SELECT count(*) FROM rows").fetchone()[0]
 
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        marks = ",".join("?" * len(indices))
-        database = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)  # a handle is cheap, and stays here
-        found = {
-            number: {"y": number, "text": text}
-            for number, text in database.execute(f"SELECT id, text FROM rows WHERE id IN ({marks})", indices)
-        }
-        database.close()
-        return [found[index] for index in indices]
+def read_database(path: str, indices: list[int]) -> list[dict[str, Any]]:
+    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)  # a handle is cheap, and is not kept
+    marks = ",".join("?" * len(indices))
+    texts = dict(database.execute(f"SELECT id, text FROM rows WHERE id IN ({marks})", indices))
+    database.close()
+    return [{"y": index, "text": texts[index]} for index in indices]
 
 
 def rows() -> list[dict[str, Any]]:
@@ -102,7 +71,7 @@ def hdf5(folder: Path) -> Any:
     with h5py.File(folder / "rows.h5", "w") as file:
         file["x"] = np.stack([row["x"] for row in rows()])
         file.create_dataset("y", data=np.arange(ROWS), chunks=(7,), compression="gzip")
-    return Hdf5(str(folder / "rows.h5"))
+    return Lazy(partial(h5py.File, str(folder / "rows.h5")), read_hdf5)
 
 
 def records(folder: Path) -> Any:
@@ -112,7 +81,7 @@ def records(folder: Path) -> Any:
         for row in rows()[part * ROWS // 3 : (part + 1) * ROWS // 3]:
             writer.write(row["y"].to_bytes(8, "little") + row["text"].encode())
         writer.close()
-    return Records(paths)
+    return Lazy(partial(ArrayRecordDataSource, paths), read_records)
 
 
 def table(folder: Path) -> Any:
@@ -121,7 +90,7 @@ def table(folder: Path) -> Any:
     database.executemany("INSERT INTO rows VALUES (?, ?)", [(row["y"], row["text"]) for row in rows()])
     database.commit()
     database.close()
-    return Table(str(folder / "rows.db"))
+    return Lazy(partial(str, folder / "rows.db"), read_database)
 
 
 MAKERS = {"hdf5": hdf5, "arrayrecord": records, "sqlite": table}
@@ -168,7 +137,7 @@ def test_they_are_read_in_processes_of_either_kind(method: str, tmp_path: Path) 
     datasets = [make(tmp_path) for make in MAKERS.values() if method == "spawn" or make is not records]
     for dataset in datasets:
         _ = dataset[0]
-    sources: Any = torch.utils.data.ConcatDataset([rf.from_dataset(each) for each in datasets])  # type: ignore[arg-type]
+    sources: Any = torch.utils.data.ConcatDataset([rf.from_dataset(item) for item in datasets])  # type: ignore[arg-type]
     loader: Any = torch.utils.data.DataLoader(
         sources, batch_size=5, num_workers=1, multiprocessing_context=method, collate_fn=list
     )
@@ -183,7 +152,7 @@ def test_samples_equal_what_h5py_and_array_record_read(tmp_path: Path) -> None:
             assert np.array_equal(sample["x"], file["x"][row])
             assert sample["y"] == file["y"][row]
     dataset = records(tmp_path)
-    own = ArrayRecordDataSource(dataset.paths)
+    own = ArrayRecordDataSource(sorted(map(str, tmp_path.glob("*.array_record"))))
     for sample, record in zip(
         rf.from_dataset(dataset).__getitems__(wanted), own.__getitems__(wanted), strict=True
     ):

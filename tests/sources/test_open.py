@@ -1,6 +1,5 @@
 """What lies at a path is found by looking; where there is nothing to read, it says why."""
 
-import json
 import subprocess
 import sys
 import tarfile
@@ -10,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from tests.support.tables import write_table
+from tests.support.values import samples_of
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, SourceError
@@ -113,8 +112,8 @@ def test_every_format_says_what_it_is_and_looks_without_raising(tmp_path: Path) 
         [],
         [str(tmp_path)],
     ]
-    for name, found in FORMATS.items():
-        assert found.what
+    for name, result in FORMATS.items():
+        assert result.what
         assert not any(detect(place, name) for place in places), name
 
 
@@ -135,7 +134,7 @@ def test_opening_imports_the_reader_of_one_format(package: str, tmp_path: Path) 
     command = [sys.executable, "-c", program, str(tmp_path / names[package])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     parts = [name.split(".")[2:] for name in done.stdout.split()]
-    readers = {each[0] for each in parts if len(each) == 2 and each[1] not in ("detect", "headers")}
+    readers = {part[0] for part in parts if len(part) == 2 and part[1] not in ("detect", "headers")}
     assert package in readers
     assert readers <= {package, "arrow"} | ({"npy"} if package == "tar" else set())  # of `.npy` members
 
@@ -150,24 +149,12 @@ def test_what_unpickling_passes_is_no_option(tmp_path: Path) -> None:
 # Files that differ.
 
 
-def write_rows(path: Path, table: pa.Table) -> None:
-    """A table in the format of a file's suffix."""
-    if path.suffix == ".parquet":
-        pq.write_table(table, path)
-    elif path.suffix in (".arrow", ".feather"):
-        pa.feather.write_feather(table, path, compression="zstd" if path.suffix == ".feather" else "uncompressed")
-    elif path.suffix == ".csv":
-        pa.csv.write_csv(table, path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
-
-
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather", "csv", "jsonl"])
 def test_files_may_differ_in_columns_that_are_not_read(suffix: str, tmp_path: Path) -> None:
     plain = {"id": [0, 1], "x": [0.5, 1.5]}
-    write_rows(tmp_path / f"a.{suffix}", pa.table({**plain, "note": pa.nulls(2), "code": [7, 8]}))
-    write_rows(tmp_path / f"b.{suffix}", pa.table({"code": ["p", "q"], "note": ["s", "t"], **plain}))
-    write_rows(tmp_path / f"c.{suffix}", pa.table({**plain, "more": [True, False]}))
+    write_table(pa.table({**plain, "note": pa.nulls(2), "code": [7, 8]}), tmp_path / f"a.{suffix}")
+    write_table(pa.table({"code": ["p", "q"], "note": ["s", "t"], **plain}), tmp_path / f"b.{suffix}")
+    write_table(pa.table({**plain, "more": [True, False]}), tmp_path / f"c.{suffix}")
     for columns in (["id", "x"], ["x", "id"]):
         source = rf.open(tmp_path, columns=columns)
         assert [sample["id"] for sample in source] == [0, 1] * 3
@@ -180,8 +167,8 @@ def test_files_may_differ_in_columns_that_are_not_read(suffix: str, tmp_path: Pa
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
 def test_files_may_differ_in_fields_of_a_struct_that_are_not_read(suffix: str, tmp_path: Path) -> None:
-    write_rows(tmp_path / f"a.{suffix}", pa.table({"s": [{"x": 1, "y": 2}]}))
-    write_rows(tmp_path / f"b.{suffix}", pa.table({"s": [{"y": "two", "x": 3}]}))
+    write_table(pa.table({"s": [{"x": 1, "y": 2}]}), tmp_path / f"a.{suffix}")
+    write_table(pa.table({"s": [{"y": "two", "x": 3}]}), tmp_path / f"b.{suffix}")
     assert [sample["s.x"] for sample in rf.open(tmp_path, columns=["s.x"])] == [1, 3]
     with pytest.raises(SourceError, match=r"differ in column 's.y'[\s\S]*a\.[\s\S]*b\."):
         rf.open(tmp_path, columns=["s.y"])
@@ -189,12 +176,54 @@ def test_files_may_differ_in_fields_of_a_struct_that_are_not_read(suffix: str, t
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
 def test_a_part_without_values_is_named_with_its_remedy(suffix: str, tmp_path: Path) -> None:
-    write_rows(tmp_path / f"a.{suffix}", pa.table({"id": [0], "tags": pa.array([[]], pa.list_(pa.null()))}))
-    write_rows(tmp_path / f"b.{suffix}", pa.table({"id": [1], "tags": [["x"]]}))
+    write_table(pa.table({"id": [0], "tags": pa.array([[]], pa.list_(pa.null()))}), tmp_path / f"a.{suffix}")
+    write_table(pa.table({"id": [1], "tags": [["x"]]}), tmp_path / f"b.{suffix}")
     assert [sample["id"] for sample in rf.open(tmp_path, columns=["id"])] == [0, 1]
     for options in ({}, {"columns": ["tags"]}):
-        with pytest.raises(
-            SourceError, match=r"'tags'[\s\S]*b\.[\s\S]*with one schema[\s\S]*without values"
-        ) as error:
+        message = r"'tags'[\s\S]*b\.[\s\S]*with one schema[\s\S]*columns=[\s\S]*without values"
+        with pytest.raises(SourceError, match=message):
             rf.open(tmp_path, **options)
-        assert "columns=" in str(error.value)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
+@pytest.mark.parametrize(
+    ("other", "column"),
+    [
+        ({"x": ["a"], "y": [1.0]}, "x"),
+        ({"x": [1]}, "y"),
+        ({"x": [1], "y": [1.0], "z": [1]}, "z"),
+        ({"x": [1], "y": pa.array([1.0], pa.float32())}, "y"),
+    ],
+)
+def test_files_of_unequal_columns_are_named_both(
+    other: dict[str, Any], column: str, suffix: str, tmp_path: Path
+) -> None:
+    write_table(pa.table({"x": [1], "y": [1.0]}), tmp_path / f"a.{suffix}")
+    write_table(pa.table(other), tmp_path / f"b.{suffix}")
+    message = rf"differ in column '{column}'[\s\S]*a\.{suffix}[\s\S]*b\.{suffix}"
+    with pytest.raises(SourceError, match=message):
+        rf.open(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["x,z\n1,2\n", "x,y\n1,text\n", "x\n1\n"])
+def test_text_files_of_unequal_columns_are_named_both(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "b.csv").write_text(text)
+    with pytest.raises(SourceError, match=r"differ in their columns[\s\S]*a\.csv[\s\S]*b\.csv"):
+        rf.open(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
+def test_files_of_other_layouts_and_orders_of_columns_are_one_dataset(suffix: str, tmp_path: Path) -> None:
+    text, lists = pa.array(["b", "c"]), pa.array([[2], [3]], pa.large_list(pa.int64()))
+    write_table(pa.table({"t": ["a"], "l": [[1, 2]]}), tmp_path / f"a.{suffix}")
+    write_table(pa.table({"l": lists, "t": text.dictionary_encode()}), tmp_path / f"b.{suffix}")
+    expected = [{"t": "a", "l": [1, 2]}, {"t": "b", "l": [2]}, {"t": "c", "l": [3]}]
+    assert samples_of(rf.open(tmp_path)) == expected
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows", "feather", "csv"])
+def test_a_file_without_rows_is_an_error(suffix: str, tmp_path: Path) -> None:
+    write_table(pa.table({"x": [1]}).slice(1), tmp_path / f"empty.{suffix}")
+    with pytest.raises(SourceError, match=rf"no samples[\s\S]*empty\.{suffix}"):
+        rf.open(tmp_path / f"empty.{suffix}")

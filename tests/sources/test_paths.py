@@ -89,7 +89,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
             rf.open(where)
 
 
-PATTERNS = {name: each.where for name, each in writers.FORMATS.items() if "*" in each.where}
+PATTERNS = {name: form.where for name, form in writers.FORMATS.items() if "*" in form.where}
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -106,7 +106,7 @@ def test_a_pattern_in_a_folder_with_signs_of_a_pattern_has_a_remedy(
         assert len(opened) == len(written.expected)
 
 
-@pytest.mark.parametrize("name", [name for name, each in writers.FORMATS.items() if each.opened is None])
+@pytest.mark.parametrize("name", [name for name, form in writers.FORMATS.items() if form.opened is None])
 def test_files_in_a_folder_with_signs_of_a_pattern_are_opened(name: str, tmp_path: Path) -> None:
     written = writers.make(name, tmp_path / "run[1]{a,b}")
     where = PATTERNS.get(name)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,8 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+from tests.support.tables import write_table
+from tests.support.tar import write_tar
 
 import rankfeed as rf
 from rankfeed.errors import PrepareError, SourceError, UnsafeError, WriteError
@@ -21,24 +22,19 @@ from rankfeed.errors import PrepareError, SourceError, UnsafeError, WriteError
 ROWS = 6
 
 
-def write_tar(path: Path) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for row in range(ROWS):
-            info = tarfile.TarInfo(f"{row}.cls")
-            info.size = 1
-            tar.addfile(info, io.BytesIO(b"%d" % row))
-    return path
+def write_shard(path: Path) -> Path:
+    return write_tar(path, {f"{row}.cls": b"%d" % row for row in range(ROWS)})
 
 
 def wids(folder: Path, name: str, **more: Any) -> Path:
-    write_tar(folder / "s.tar")
+    write_shard(folder / "s.tar")
     path = folder / "index.json"
     path.write_text(json.dumps({"wids_version": 1, "shardlist": [{"url": name, "nsamples": ROWS}]} | more))
     return path
 
 
 def energon(folder: Path, name: str, *, split: bool = False) -> Path:
-    write_tar(folder / "s.tar")
+    write_shard(folder / "s.tar")
     (folder / ".nv-meta").mkdir()
     (folder / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {name: ROWS}}))
     if split:
@@ -80,10 +76,7 @@ def huggingface_split(folder: Path, name: str) -> Path:
 
 
 def tar_member(folder: Path, name: str) -> Path:
-    path = folder / "a.tar"
-    with tarfile.open(path, "w") as tar:
-        tar.addfile(tarfile.TarInfo(f"{name}.x"))
-    return path
+    return write_tar(folder / "a.tar", {f"{name}.x": b""})
 
 
 def npz(folder: Path, name: str) -> Path:
@@ -117,7 +110,7 @@ WRITERS: dict[str, Callable[[Path, str], Path]] = {
 def test_names_that_lead_elsewhere_are_refused_and_nothing_is_written_there(writer: str, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    write_tar(other / "s.tar")
+    write_shard(other / "s.tar")
     for number, name in enumerate(
         (f"{other}/s.tar", f"file://{other}/s.tar", "../other/s.tar", "a/../../other/s.tar", "s3://b/s.tar",
          "http:/h/s.tar", "pipe:cat s.tar", "C:/s.tar", "\\\\host\\s.tar", "a\\..\\..\\s.tar")
@@ -142,15 +135,15 @@ def test_an_index_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pyt
     other, data = tmp_path / "other", tmp_path / "data"
     other.mkdir()
     data.mkdir()
-    write_tar(other / "s.tar")
+    write_shard(other / "s.tar")
     (other / "secret").write_text("secret")
     (data / "sub").symlink_to(other)
     path = data / "index.json"
     path.write_text(json.dumps({"wids_version": 1, "shardlist": [{"url": "sub/s.tar", "nsamples": ROWS}]}))
     assert len(rf.open(path)) == ROWS
-    assert sorted(each.name for each in other.iterdir()) == ["s.tar", "secret"]
+    assert sorted(item.name for item in other.iterdir()) == ["s.tar", "secret"]
 
-    write_tar(data / "a.tar")
+    write_shard(data / "a.tar")
     (data / "a.tar.rankfeed").symlink_to(other / "secret")
     assert len(rf.open(data / "a.tar")) == ROWS
     assert not (data / "a.tar.rankfeed").is_symlink()
@@ -209,12 +202,8 @@ def test_a_link_that_leads_nowhere_is_an_error(suffix: str, tmp_path: Path) -> N
         path = tmp_path / f"{number}.{suffix}"
         if suffix == "npy":
             np.save(path, np.arange(number + 1))
-        elif suffix == "tar":
-            write_tar(path)
-        elif suffix == "parquet":
-            pa.parquet.write_table(pa.table({"x": [1]}), path)
         else:
-            pa.feather.write_feather(pa.table({"x": [1]}), path)
+            write_table(pa.table({"x": [1]}), path)
     assert len(rf.open(tmp_path)) > 1
     (tmp_path / f"2.{suffix}").symlink_to("../blobs/7f")
     with pytest.raises(SourceError, match=rf"is broken[\s\S]*blobs/7f[\s\S]*2\.{suffix}"):

@@ -1,8 +1,6 @@
 """A selection holds exactly the samples asked for, in the order asked for, in little memory."""
 
 import pickle
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import column_of
 
 import rankfeed as rf
 from rankfeed.columns.columns import Columns, Dense
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError, TransformError
-from rankfeed.sources import SelectSource
 from rankfeed.sources.selection import Indices, block_sizes, compose, indices_of
 from rankfeed.sources.source import starts_of
 
@@ -58,10 +56,6 @@ class Numbers(rf.Source):
         self.expected.append((np.asarray(sample_ids).tolist(), columns))
 
 
-def numbers_in(source: rf.Source) -> list[int]:
-    return [int(x) for x in source.fetch(np.arange(len(source)), ["x"])["x"].rows()]
-
-
 @st.composite
 def selections(draw: Any) -> Any:
     """What may be given, and the ids that are meant."""
@@ -76,7 +70,7 @@ def selections(draw: Any) -> Any:
         return draw(st.sampled_from([list, np.array]))(mask), np.flatnonzero(mask).tolist()
     bound = st.none() | st.integers(-2 * SIZE, 2 * SIZE)
     step = draw(st.none() | st.integers(-9, 9).filter(bool))
-    chosen = draw(st.builds(slice, bound, bound, st.just(step)).filter(lambda each: range(SIZE)[each]))
+    chosen = draw(st.builds(slice, bound, bound, st.just(step)).filter(lambda item: range(SIZE)[item]))
     ids = range(SIZE)[chosen]
     return (chosen if kind == "slice" else ids), list(ids)
 
@@ -87,12 +81,12 @@ def test_every_sample_asked_for_once_and_in_that_order(first: Any, data: Any) ->
     source = Numbers([50, 1, 0, 60, 9])
     selected = source.select(chosen)
     assert len(selected) == len(ids)
-    assert numbers_in(selected) == ids
-    assert [int(sample["square"]) for sample in selected] == [each * each for each in ids]
+    assert column_of(selected, "x") == ids
+    assert [int(sample["square"]) for sample in selected] == [sample_id * sample_id for sample_id in ids]
     picked = data.draw(st.lists(st.integers(0, len(ids) - 1), max_size=9))
-    assert selected.origin_ids(picked).tolist() == [ids[each] for each in picked]
+    assert selected.origin_ids(picked).tolist() == [ids[item] for item in picked]
     selected.expect(picked, ["x"])
-    assert source.expected[-1] == ([ids[each] for each in picked], ["x"])
+    assert source.expected[-1] == ([ids[item] for item in picked], ["x"])
 
 
 @given(first=selections(), second=st.data())
@@ -105,9 +99,9 @@ def test_a_selection_of_a_selection_is_one_of_the_source(first: Any, second: Any
         | st.builds(lambda step: slice(None, None, step), st.integers(-3, 3).filter(bool))
     )
     inner = outer.select(places)
-    expected = ids[places] if isinstance(places, slice) else [ids[each] for each in places]
+    expected = ids[places] if isinstance(places, slice) else [ids[place] for place in places]
     assert inner.source is source
-    assert numbers_in(inner) == expected
+    assert column_of(inner, "x") == expected
     assert inner.fingerprint == source.select(expected).fingerprint
 
 
@@ -143,14 +137,14 @@ def _check_blocks(indices: Indices, blocks: list[int]) -> None:
 @given(ids=IDS, stretches=st.booleans())
 def test_the_form_changes_nothing_of_the_ids(ids: list[int], stretches: bool) -> None:
     if stretches:  # each becomes a few in a row
-        ids = [10 * each + more for each in ids for more in range(each % 9 + 1)]
+        ids = [10 * sample_id + more for sample_id in ids for more in range(sample_id % 9 + 1)]
     indices = indices_of(np.array(ids))
     assert indices.ids(np.arange(len(indices))).tolist() == ids
     assert len(indices) == len(ids)
     assert indices.ids(np.array([len(ids) - 1, 0])).tolist() == [ids[-1], ids[0]]
     assert indices.digest == pickle.loads(pickle.dumps(indices)).digest
     shifted = compose(indices_of(range(7, 10**6)), indices)
-    assert shifted.ids(np.arange(len(shifted))).tolist() == [each + 7 for each in ids]
+    assert shifted.ids(np.arange(len(shifted))).tolist() == [sample_id + 7 for sample_id in ids]
     assert shifted.digest == indices_of(np.array(ids) + 7).digest
 
 
@@ -172,14 +166,10 @@ def test_a_slice_of_a_huge_source_costs_nothing() -> None:
     selected = source.select(slice(3, None, 2))
     assert len(selected) == 10**12 + 1
     assert selected.blocks.tolist() == [5 * 10**11 - 1, 5 * 10**11, 2]
-    assert numbers_of(selected, [0, 10**12]) == [3, 2 * 10**12 + 3]
+    assert selected.fetch([0, 10**12], ["x"])["x"].rows() == [3, 2 * 10**12 + 3]
     again = selected.select(slice(None, None, -(10**11))).select(range(2, 5))
-    assert numbers_of(again, [0, 2]) == [2 * 10**12 + 3 - 4 * 10**11, 2 * 10**12 + 3 - 8 * 10**11]
+    assert again.fetch([0, 2], ["x"])["x"].rows() == [2 * 10**12 + 3 - 4 * 10**11, 2 * 10**12 + 3 - 8 * 10**11]
     assert len(pickle.dumps(again)) < 1000
-
-
-def numbers_of(source: rf.Source, ids: list[int]) -> list[int]:
-    return [int(x) for x in source.fetch(ids, ["x"])["x"].rows()]
 
 
 @pytest.mark.parametrize(
@@ -229,11 +219,11 @@ def test_a_predicate_sees_each_sample_once_in_order_and_only_the_columns_it_need
         return sample["square"] % 2 == 1
 
     selected = source.select(odd_square, columns=["square"])
-    assert seen == [each * each for each in range(10000)]
+    assert seen == [row * row for row in range(10000)]
     assert source.ids_read == list(range(10000))
     assert all(columns == ["square"] for columns in source.columns_read)
     assert source.expected[0][1] == ["square"]
-    assert numbers_in(selected) == list(range(1, 10000, 2))
+    assert column_of(selected, "x") == list(range(1, 10000, 2))
     assert len(pickle.dumps(selected.indices)) < 400  # the predicate itself stays behind
 
 
@@ -273,35 +263,14 @@ def test_a_predicate_sees_tuples_as_they_are() -> None:
 def test_the_fingerprint_is_of_the_source_and_of_the_ids_however_they_are_said() -> None:
     source = Numbers([SIZE])
     mask = np.isin(np.arange(SIZE), [4, 5, 6])
-    found = [source.select(each).fingerprint for each in ([4, 5, 6], slice(4, 7), range(4, 7), mask)]
-    assert len(set(found)) == 1
-    assert source.select(lambda sample: 4 <= sample["x"] <= 6).fingerprint == found[0]
-    others = [source.select(each).fingerprint for each in ([6, 5, 4], [4, 5, 7], [4, 5], [5, 6], slice(None))]
+    result = [source.select(item).fingerprint for item in ([4, 5, 6], slice(4, 7), range(4, 7), mask)]
+    assert len(set(result)) == 1
+    assert source.select(lambda sample: 4 <= sample["x"] <= 6).fingerprint == result[0]
+    others = [source.select(item).fingerprint for item in ([6, 5, 4], [4, 5, 7], [4, 5], [5, 6], slice(None))]
     others += [Numbers([SIZE, 1]).select([4, 5, 6]).fingerprint, source.fingerprint]
-    assert len({found[0], *others}) == len(others) + 1
+    assert len({result[0], *others}) == len(others) + 1
     assert source.select([1]).default_shuffle == "window"
     assert source.select([1]).prefetch_distance
-
-
-@pytest.mark.parametrize("kind", ["thread", "process"])
-@pytest.mark.parametrize("chosen", [slice(5, 85, 3), np.random.default_rng(5).permutation(100)[:37]])
-def test_a_loader_delivers_what_was_selected_once_from_workers(kind: Any, chosen: Any, tmp_path: Path) -> None:
-    packed = rf.write(({"x": i} for i in range(100)), tmp_path / "p", shard_bytes=100, progress=False)
-    selected = packed.select(chosen)
-    assert isinstance(selected, SelectSource)
-    topology = rf.Topology()
-    loader = rf.Loader(selected, 4, shuffle="window", num_workers=2, worker_kind=kind, topology=topology)
-    delivered = Counter(x for batch in loader for x in batch["x"].tolist())
-    assert delivered == dict.fromkeys(np.arange(100)[chosen].tolist(), 1)
-
-
-def test_data_that_were_replaced_under_a_selection_are_not_read_on_with(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.arange(10))
-    pickled = pickle.dumps(rf.open(tmp_path / "x.npy").select([1, 8]))
-    assert [int(each["array"]) for each in pickle.loads(pickled)] == [1, 8]
-    np.save(tmp_path / "x.npy", np.arange(9))
-    with pytest.raises(SourceError, match="changed"):
-        pickle.loads(pickled).fetch([0])
 
 
 def test_an_error_names_a_sample_in_the_selection_and_in_the_source() -> None:

@@ -40,8 +40,8 @@ class Ids(rf.Source):
     def fetch(self, sample_ids: Any, columns: Any = None) -> Columns:
         self.read.append(columns)
         ids = np.asarray(sample_ids, np.int64)
-        found = {"x": Dense.of(ids), "label": Dense.of(ids % 10)}
-        return Columns({name: found[name] for name in columns or found}, len(ids))
+        result = {"x": Dense.of(ids), "label": Dense.of(ids % 10)}
+        return Columns({name: result[name] for name in columns or result}, len(ids))
 
 
 def origins(source: Any) -> list[int]:
@@ -59,7 +59,7 @@ def test_each_sample_is_on_one_side_and_sides_are_near_their_fractions(
     if rest:
         shares = [*shares, 1 - sum(shares)]
     sides = rf.train_test_split(Ids(size), shares, seed)
-    counts = Counter(each for side in sides for each in origins(side))
+    counts = Counter(item for side in sides for item in origins(side))
     assert set(counts.values()) == {1}
     assert set(counts) <= set(range(size))
     if rest:
@@ -75,7 +75,7 @@ def test_samples_stay_on_their_side_when_data_are_appended(size: int, more: int,
     before = rf.train_test_split(Ids(size), share, seed)
     after = rf.train_test_split(Ids(size + more), share, seed)
     for old, new in zip(before, after, strict=True):
-        assert origins(old) == [each for each in origins(new) if each < size]
+        assert origins(old) == [item for item in origins(new) if item < size]
 
 
 @given(shares=st.lists(st.floats(1e-12, 1), min_size=1, max_size=9))
@@ -125,7 +125,7 @@ def test_a_selection_is_split_as_its_source_is() -> None:
     _, test = rf.train_test_split(source, 0.3, seed=2)
     selected = source.select(lambda sample: sample["label"] < 4, columns=["label"])
     _, test_of_selected = rf.train_test_split(selected, 0.3, seed=2)
-    assert origins(test_of_selected) == [each for each in origins(test) if each % 10 < 4]
+    assert origins(test_of_selected) == [item for item in origins(test) if item % 10 < 4]
 
 
 KEYS: dict[str, Any] = {
@@ -142,13 +142,13 @@ def test_equal_keys_go_to_one_side_wherever_their_samples_lie(kind: str, tmp_pat
     rows = [{"speaker": KEYS[kind](i % 300), "x": np.zeros(i % 3), "i": i} for i in range(1200)]
     source = rf.write(rows, tmp_path / "p", shard_bytes=4000, progress=False)
     sides = rf.train_test_split(source, 0.5, seed=7, key="speaker")
-    found = [Counter(str(sample["speaker"]) for sample in side) for side in sides]
-    assert sum(found, Counter()) == Counter(str(row["speaker"]) for row in rows)
-    assert not found[0] & found[1]
+    result = [Counter(str(sample["speaker"]) for sample in side) for side in sides]
+    assert sum(result, Counter()) == Counter(str(row["speaker"]) for row in rows)
+    assert not result[0] & result[1]
     # The order of the samples, and what else there is, changes nothing.
     shuffled = rf.from_dataset([rows[i] for i in np.random.default_rng(0).permutation(1200)] + rows[:5])
     again = rf.train_test_split(shuffled, 0.5, seed=7, key="speaker")
-    for before, after in zip(found, again, strict=True):
+    for before, after in zip(result, again, strict=True):
         assert set(before) == {str(sample["speaker"]) for sample in after}
 
 

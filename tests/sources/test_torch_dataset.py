@@ -168,7 +168,7 @@ def test_the_fingerprint_is_of_the_files_that_a_dataset_lists(attribute: str, tm
 def test_the_fingerprint_is_of_wrapped_datasets_and_of_chosen_indices_too(tmp_path: Path) -> None:
     folder = Files(write_files(tmp_path))
     even, odd = Subset(folder, range(0, 200, 2)), Subset(folder, list(range(1, 200, 2)))
-    prints = [rf.from_dataset(each).fingerprint for each in (even, odd, ConcatDataset([even, odd]))]
+    prints = [rf.from_dataset(item).fingerprint for item in (even, odd, ConcatDataset([even, odd]))]
     again = [rf.from_dataset(Subset(Files(tmp_path), list(range(first, 200, 2)))).fingerprint for first in (0, 1)]
     assert prints[:2] == again
     assert len(set(prints)) == 3
@@ -179,7 +179,7 @@ def test_the_fingerprint_is_of_wrapped_datasets_and_of_chosen_indices_too(tmp_pa
 @pytest.mark.parametrize("kind", [list, np.asarray, torch.tensor], ids=["list", "array", "tensor"])
 def test_the_fingerprint_is_of_indices_and_labels_of_any_kind(tmp_path: Path, kind: Any) -> None:
     folder, indices = Files(write_files(tmp_path)), [*range(0, 200, 2)]
-    prints = [rf.from_dataset(Subset(folder, kind(each))).fingerprint for each in (indices, indices[::-1])]
+    prints = [rf.from_dataset(Subset(folder, kind(item))).fingerprint for item in (indices, indices[::-1])]
     assert prints[0] != prints[1]
     assert prints[0] == rf.from_dataset(Subset(folder, indices)).fingerprint
     paths = [path for path, *_ in folder.samples]

@@ -1,15 +1,14 @@
 """The error for data in no known format names what is there, and how to read it."""
 
-import io
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.feather as feather
 import pytest
 from tests.sources.mds import streaming_mds
+from tests.support.tables import write_table
+from tests.support.tar import write_tar
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, SourceError
@@ -60,21 +59,14 @@ def test_the_remedy_for_text_files_writes_their_lines(tmp_path: Path) -> None:
     assert [row["text"] for row in rf.open(tmp_path / "texts").fetch([0, 1]).samples()] == ["first\n", "second\n"]
 
 
-def write_tar(folder: Path) -> None:
-    with tarfile.open(folder / "0.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
-        member = tarfile.TarInfo("0.txt")
-        member.size = 1
-        tar.addfile(member, io.BytesIO(b"a"))
-
-
 @pytest.mark.parametrize(
     ("format", "write"),
     [
         ("packed", lambda folder: rf.write([{"x": 1}], folder, progress=False)),
-        ("arrow", lambda folder: feather.write_feather(pa.table({"x": [1]}), folder / "0.feather")),
+        ("arrow", lambda folder: write_table(pa.table({"x": [1]}), folder / "0.feather")),
         ("csv", lambda folder: (folder / "0.csv").write_text("x\n1\n")),
         ("jsonl", lambda folder: (folder / "0.jsonl").write_text('{"x": 1}\n')),
-        ("webdataset", write_tar),
+        ("webdataset", lambda folder: write_tar(folder / "0.tar", {"0.txt": b"a"})),
         ("mds", lambda folder: streaming_mds.write(folder, {"x": "int"}, [{"x": 1}])),
     ],
 )

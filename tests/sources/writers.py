@@ -10,12 +10,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from tests.sources import libraries as own
+from tests.sources.all_types import table_of_all_types
 from tests.sources.rows import COUNT, Samples, samples
+from tests.support.tables import write_table
 
 import rankfeed as rf
 
@@ -59,11 +63,24 @@ def open_as(name: str, folder: Path, **options: Any) -> Any:
     return how.opened(folder) if how.opened else rf.open(f"{folder}/{how.where}".rstrip("/"), **options)
 
 
-def make(name: str, folder: Path) -> Written:
-    """Write a data set by its format's own library, and read it back by that."""
-    folder.mkdir(parents=True)
+@cache
+def _originals() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="rankfeed-formats-")
+
+
+@cache
+def _original(name: str) -> Written:
+    """A dataset that is written once a process, by its format's own library, and read back by that."""
+    folder = Path(_originals().name, name)
+    folder.mkdir()
     format_of(name).write(folder, samples())
     return Written(name, folder, format_of(name).read(folder))
+
+
+def make(name: str, folder: Path) -> Written:
+    """A copy of the dataset of a format in a new folder, and what the format's own library reads from it."""
+    shutil.copytree(_original(name).folder, folder)
+    return Written(name, folder, _original(name).expected)
 
 
 def format_of(name: str) -> Format:
@@ -98,10 +115,10 @@ def _arrow(suffix: str, stream: bool = False, compression: str | None = None, **
 FORMATS: dict[str, Format] = {
     "lance": Format(own.write_lance, own.read_lance, "data.lance", own.append_lance),
     "webdataset": Format(
-        own.write_tar,
+        own.write_webdataset,
         own.read_tar,
         "*.tar",
-        lambda folder, rows: own.write_tar(folder, rows, 5),
+        lambda folder, rows: own.write_webdataset(folder, rows, 5),
         leaves=("*.tar.rankfeed", ".rankfeed-index.lock"),
     ),
     "parquet": Format(own.write_hive, own.read_hive, "", own.append_hive),
@@ -142,6 +159,11 @@ def _decompressed(folder: Path) -> rf.Source:
     return rf.open(f"{folder}/*.tar.gz", decompress=True, cache_dir=folder / "cache")
 
 
+def read_types(folder: Path) -> Samples:
+    (path,) = folder.iterdir()
+    return list(rf.open(path))
+
+
 #: Other ways to write the same formats: read by the same code for the most part, damaged by the fuzzing campaign.
 VARIANTS: dict[str, Format] = {
     "npy_fortran": Format(
@@ -163,9 +185,18 @@ VARIANTS: dict[str, Format] = {
     "tar_images": Format(_IMAGES, own.read_tar_images, "*.tar", leaves=_INDEXES),
     "tar_sounds": Format(own.tar_writer(own.sounds_of), own.read_tar_sounds, "*.tar", leaves=_INDEXES),
     "tar_gz": Format(
-        lambda folder, rows: own.write_tar(folder, rows, suffix=".tar.gz"),
+        lambda folder, rows: own.write_webdataset(folder, rows, suffix=".tar.gz"),
         lambda folder: own.read_tar(folder, "*.tar.gz"),
         opened=_decompressed,
+    ),
+    # Of every type: read by rankfeed itself, as `tests/sources/arrow` compares these with what pyarrow reads.
+    "arrow_types": Format(
+        lambda folder, rows: write_table(table_of_all_types(30), folder / "0.arrow", rows=9), read_types, "0.arrow"
+    ),
+    "parquet_types": Format(
+        lambda folder, rows: write_table(table_of_all_types(30), folder / "0.parquet", row_group_size=9),
+        read_types,
+        "0.parquet",
     ),
     "huggingface_files": Format(own.write_hf_files, own.read_hf_files, "saved"),
     "mds_images": Format(own.write_mds_images, own.read_mds, "mds"),

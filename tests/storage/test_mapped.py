@@ -107,5 +107,5 @@ print("done")
 @pytest.mark.skipif(native_library() is None, reason="needs the native library")
 def test_pages_that_are_truncated_while_they_are_read_are_zeros_and_noticed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", READS_TRUNCATED_PAGES, str(tmp_path)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (found.returncode, found.stdout) == (0, "done\n"), found.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr

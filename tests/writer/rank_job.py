@@ -64,7 +64,7 @@ class Mapped:
         return [{"id": sample["id"], "noise": rng.random()}] * int(rng.integers(3))
 
 
-def pack(opened: rf.Source, dest: str, mapped: Mapped, stall_timeout: float) -> dict[str, object]:
+def write(opened: rf.Source, dest: str, mapped: Mapped, stall_timeout: float) -> dict[str, object]:
     """What came of it."""
     try:
         packed = rf.write(
@@ -75,7 +75,7 @@ def pack(opened: rf.Source, dest: str, mapped: Mapped, stall_timeout: float) -> 
             seed=4,
             shard_bytes=1000,
             stall_timeout=stall_timeout,
-            key=os.environ.get("PACK_KEY", "1"),
+            key=os.environ.get("WRITE_KEY", "1"),
             progress=False,
         )
     except rf.errors.RankfeedError as error:
@@ -83,8 +83,8 @@ def pack(opened: rf.Source, dest: str, mapped: Mapped, stall_timeout: float) -> 
     return {"fingerprint": packed.fingerprint, "calls": mapped.calls}
 
 
-def pack_more(opened: rf.Source, dest: str, told: Path, rank: int, stall_timeout: float) -> dict[str, object]:
-    """What came of a second pack into the folder, as soon as this rank was done with the first."""
+def append_more(opened: rf.Source, dest: str, told: Path, rank: int, stall_timeout: float) -> dict[str, object]:
+    """What came of a second write into the folder, as soon as this rank was done with the first."""
 
     def changed(sample: dict[str, object]) -> dict[str, object]:
         return {"id": sample["id"], "noise": 0.5}
@@ -128,9 +128,9 @@ def main(source: str, dest: str, told: str, fault: str, stall_timeout: str) -> N
     mapped = Mapped(mine, awaited, happened, here.world_size - 1, dest)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        outcome = pack(opened, dest, mapped, float(stall_timeout))
-    if "PACK_AGAIN" in os.environ:
-        outcome = {**pack_more(opened, dest, Path(told), here.rank, float(stall_timeout)), "first": outcome}
+        outcome = write(opened, dest, mapped, float(stall_timeout))
+    if "WRITE_AGAIN" in os.environ:
+        outcome = {**append_more(opened, dest, Path(told), here.rank, float(stall_timeout)), "first": outcome}
     outcome["warnings"] = [str(warning.message) for warning in caught]
     Path(told, f"{here.rank}.json").write_text(json.dumps(outcome))
 

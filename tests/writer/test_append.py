@@ -1,6 +1,5 @@
 """Appending to a written dataset: existing shards stay unchanged, and rows are added once."""
 
-import os
 from collections import Counter
 from contextlib import suppress
 from importlib import import_module
@@ -11,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.values import column_of, contents
 
 import rankfeed as rf
 from rankfeed.errors import SourceError, WriteError
@@ -25,14 +25,6 @@ def rows(first: int, last: int) -> list[dict[str, Any]]:
     return [{"id": i, "x": np.full(3, i, np.int32)} for i in range(first, last)]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
-
-
-def ids(source: rf.Source) -> list[int]:
-    return [int(sample["id"]) for sample in source]
-
-
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     rf.write(rows(0, 100), tmp_path / "p", shard_bytes=500, progress=False)
@@ -44,14 +36,14 @@ def test_rows_are_added_and_the_old_shards_are_not_touched(base: Path, tmp_path:
     stamps = {path.name: path.stat().st_mtime_ns for path in base.glob("*.arrow")}
     opened = rf.open(base)
     packed = rf.write(rows(100, 150), base, shard_bytes=500, append=True, key="new", progress=False)
-    assert ids(packed) == list(range(150))
+    assert column_of(packed, "id") == list(range(150))
     assert {name: data for name, data in contents(base).items() if name in stamps} == {
         name: data for name, data in before.items() if name in stamps
     }
     assert {name: (base / name).stat().st_mtime_ns for name in stamps} == stamps
-    assert ids(opened) == list(range(100))  # a source that was open still reads the old rows
+    assert column_of(opened, "id") == list(range(100))  # a source that was open still reads the old rows
     more = rf.write(rf.open(base).select(range(20, 40)), base, append=True, workers=0, progress=False)
-    assert Counter(ids(more)) == Counter([*range(150), *range(20, 40)])
+    assert Counter(column_of(more, "id")) == Counter([*range(150), *range(20, 40)])
     assert not (base / ".rankfeed-write").exists()
 
 
@@ -60,52 +52,13 @@ def test_an_input_that_can_be_told_is_not_added_twice(base: Path, tmp_path: Path
     second = rf.write(rows(130, 160), tmp_path / "second", progress=False)
     for source in (first, second, first, second):
         packed = rf.write(source, base, append=True, progress=False)
-    assert ids(packed) == list(range(160))
+    assert column_of(packed, "id") == list(range(160))
     for how in ({"shard_bytes": 200}, {"order": "shuffled"}):  # the same rows, in other shards or another order
         packed = rf.write(first, base, append=True, progress=False, **how)  # type: ignore[arg-type]
-    assert ids(packed) == list(range(160))
+    assert column_of(packed, "id") == list(range(160))
     for _ in range(2):
         packed = rf.write(iter(rows(160, 170)), base, append=True, key="friday", progress=False)
-    assert ids(packed) == list(range(170))
-
-
-@pytest.mark.parametrize("kind", ["rows", "source"])
-def test_an_append_goes_on_from_any_rename_and_adds_once(
-    kind: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        pass
-
-    replace, count, limit, killed = os.replace, 0, 0, True
-
-    def stopping(source: Path, target: Path) -> None:
-        nonlocal count, killed
-        if count == limit:
-            killed = True
-            raise Killed
-        count += 1
-        replace(source, target)
-
-    new = rows(100, 160)
-    given = rf.write(new, tmp_path / "new", progress=False)
-    before = contents(base)
-    while killed:
-        for name in contents(base):
-            (base / name).unlink()
-        for name, data in before.items():
-            (base / name).write_bytes(data)
-        limit, count, killed = limit + 1, 0, False
-        with monkeypatch.context() as patch, suppress(Killed):
-            patch.setattr("os.replace", stopping)
-            arguments: dict[str, Any] = {"shard_bytes": 300, "append": True, "workers": 0, "progress": False}
-            arguments["key"] = "new" if kind == "rows" else ""
-            rf.write(iter(new) if kind == "rows" else given, base, **arguments)
-        if killed:
-            assert ids(rf.open(base)) == list(range(100))
-            rf.write(iter(new) if kind == "rows" else given, base, **arguments)
-        assert ids(rf.open(base)) == list(range(160))
-    assert limit > 9
-    assert not (base / ".rankfeed-write").exists()
+    assert column_of(packed, "id") == list(range(170))
 
 
 def test_an_append_that_is_interrupted_again_while_it_is_known_again_adds_once(
@@ -125,7 +78,8 @@ def test_an_append_that_is_interrupted_again_while_it_is_known_again_adds_once(
         with monkeypatch.context() as patch, suppress(Killed):
             patch.setattr(module, name, killed)
             rf.write(iter(rows(100, 160)), base, append=True, key="new", progress=False)
-    assert ids(rf.write(iter(rows(100, 160)), base, append=True, key="new", progress=False)) == list(range(160))
+    written = rf.write(iter(rows(100, 160)), base, append=True, key="new", progress=False)
+    assert column_of(written, "id") == list(range(160))
     assert not (base / ".rankfeed-write").exists()
 
 
@@ -139,10 +93,10 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_changes(base: Path) -> Non
     ):
         with pytest.raises(WriteError, match=said):
             rf.write(other, base, append=True, key="new", progress=False)
-        assert ids(rf.open(base)) == list(range(100))
+        assert column_of(rf.open(base), "id") == list(range(100))
     assert contents(base).items() >= before.items()
     rf.write(rows(100, 101), base, append=True, key="new", progress=False, resume=False)
-    assert ids(rf.open(base)) == list(range(101))
+    assert column_of(rf.open(base), "id") == list(range(101))
 
 
 def test_narrow_rows_are_stored_as_the_data_set_has_them(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.values import contents
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, SourceError, WriteError
@@ -38,10 +40,6 @@ rf.write(given, sys.argv[2], shard_bytes=1500, workers=int(sys.argv[3]), progres
 
 def rows() -> list[dict[str, object]]:
     return [{"x": np.full(3 if i < 2000 else i % 5, i, np.int32), "name": f"row {i}"} for i in range(ROWS)]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +70,7 @@ def killed(given: str, dest: Path, workers: int, after: float) -> bool:
         ("source", 2),
     ],
 )
-def test_a_killed_pack_goes_on_to_the_same_bytes(
+def test_a_killed_write_continues_to_the_same_bytes(
     kind: str, workers: int, whole: Path, thorough: bool, tmp_path: Path
 ) -> None:
     given = "rows" if kind == "rows" else str(whole / "rows")
@@ -113,68 +111,56 @@ def renames(monkeypatch: pytest.MonkeyPatch, stop_at: int, work: Callable[[], ob
 def test_stopped_at_any_rename_nothing_opens_and_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = rows()[1800:2300]  # changes from dense to ragged on the way
+    selection = rows()[1800:2300]  # changes from dense to ragged on the way
 
-    def pack(dest: Path) -> rf.Source:
-        return rf.write(some, dest, shard_bytes=3000, progress=False)
+    def write(dest: Path) -> rf.Source:
+        return rf.write(selection, dest, shard_bytes=3000, progress=False)
 
     reference = tmp_path / "reference"
-    most = renames(monkeypatch, -1, lambda: pack(reference))
+    most = renames(monkeypatch, -1, lambda: write(reference))
     moved = Counter[int]()
     for stop_at in range(most):
         dest = tmp_path / str(stop_at)
-        assert renames(monkeypatch, stop_at, partial(pack, dest)) == stop_at
+        assert renames(monkeypatch, stop_at, partial(write, dest)) == stop_at
         shards = sorted(dest.glob("shard-*.arrow"))
         moved[len(shards)] += 1
         for where in (dest, f"{dest}/*.arrow", f"{dest}/shard-0000[0-3]*", shards):
             for form in (None, "arrow") if shards or where == dest else ():
                 with pytest.raises(SourceError, match="not finished" if dest.exists() else "no such"):
                     rf.open(where, format=form)
-        pack(dest)
+        write(dest)
         assert contents(dest) == contents(reference)
     assert set(moved) == set(range(len(list(reference.glob("shard-*.arrow"))) + 1))  # it was stopped at each
 
 
-def test_stopped_at_any_rename_an_append_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["rows", "source"])
+def test_stopped_at_any_rename_an_append_leaves_what_was_there_and_adds_its_rows_once(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    source = rf.write(rows()[60:120], tmp_path / "source", progress=False)
+    rf.write(rows()[:60], tmp_path / "base", shard_bytes=500, progress=False)
+    options: dict[str, Any] = {"shard_bytes": 500, "append": True, "workers": 0, "progress": False}
+
     def append(dest: Path) -> rf.Source:
-        return rf.write(rows()[60:120], dest, shard_bytes=500, append=True, key="new", progress=False)
+        if kind == "rows":
+            return rf.write(iter(rows()[60:120]), dest, key="new", **options)
+        return rf.write(source, dest, **options)
 
-    def base(name: str) -> Path:
-        rf.write(rows()[:60], tmp_path / name, shard_bytes=500, progress=False)
-        return tmp_path / name
-
-    reference = base("reference")
+    reference = Path(shutil.copytree(tmp_path / "base", tmp_path / "reference"))
     before = rf.open(reference).fingerprint
     most = renames(monkeypatch, -1, lambda: append(reference))
     for stop_at in range(most):
-        dest = base(str(stop_at))
+        dest = Path(shutil.copytree(tmp_path / "base", tmp_path / str(stop_at)))
         assert renames(monkeypatch, stop_at, partial(append, dest)) == stop_at
         assert rf.open(dest).fingerprint == before
-        append(dest)
+        assert len(append(dest)) == 120
         assert contents(dest) == contents(reference)
+    assert most > 5
 
 
-def test_finished_shards_are_kept(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stop(Exception):
-        pass
-
-    def stopping(*_: object) -> None:
-        raise Stop
-
-    source = rf.open(whole / "rows")
-    with monkeypatch.context() as patch:
-        patch.setattr(coordinator_module, "commit", stopping)
-        with pytest.raises(Stop):
-            rf.write(source, tmp_path / "p", shard_bytes=1500, progress=False)
-    monkeypatch.setattr(staging_module, "write_shard", stopping)  # nothing is left to be written
-    rf.write(source, tmp_path / "p", shard_bytes=1500, progress=False)
-    assert contents(tmp_path / "p") == contents(whole / "source")
-
-
-def test_a_staged_shard_that_was_damaged_is_written_again(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_staged_shards_are_written_again_only_if_they_are_damaged(
+    is_damaged: bool, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopping(*_: object) -> None:
         raise InterruptedError
@@ -184,15 +170,18 @@ def test_a_staged_shard_that_was_damaged_is_written_again(
         patch.setattr(coordinator_module, "commit", stopping)
         with pytest.raises(WriteError):
             rf.write(source, tmp_path / "p", shard_bytes=1500, progress=False)
-    staged = sorted((tmp_path / "p").rglob("*.arrow"))
-    staged[0].write_bytes(b"\0" * staged[0].stat().st_size)
-    staged[1].unlink()
-    staged[2].with_suffix(".json").write_text("{")
+    if is_damaged:
+        staged = sorted((tmp_path / "p").rglob("*.arrow"))
+        staged[0].write_bytes(b"\0" * staged[0].stat().st_size)
+        staged[1].unlink()
+        staged[2].with_suffix(".json").write_text("{")
+    else:
+        monkeypatch.setattr(staging_module, "write_shard", stopping)  # nothing is left to be written
     rf.write(source, tmp_path / "p", shard_bytes=1500, progress=False)
     assert contents(tmp_path / "p") == contents(whole / "source")
 
 
-def test_the_beginnings_of_another_pack_are_refused_or_started_over(whole: Path, tmp_path: Path) -> None:
+def test_the_beginnings_of_another_write_are_refused_or_started_over(whole: Path, tmp_path: Path) -> None:
     def broken() -> object:
         yield from rows()[:2500]
         raise KeyError("the user's own")
@@ -218,7 +207,7 @@ def test_an_iterable_that_changed_in_between_is_packed_as_it_is_now(tmp_path: Pa
     assert contents(tmp_path / "p") == contents(tmp_path / "fresh")
 
 
-def test_of_two_packs_at_once_one_succeeds_and_the_other_says_why(tmp_path: Path) -> None:
+def test_of_two_writes_at_once_one_succeeds_and_the_other_says_why(tmp_path: Path) -> None:
     code = (
         "import sys, rankfeed as rf\n"
         "try: print(len(rf.write([{'x': i} for i in range(100)], sys.argv[1], progress=False)))\n"
@@ -267,16 +256,20 @@ def test_a_writer_that_was_killed_on_another_host_is_taken_over_from(
     assert len(rf.write(all_rows, dest, shard_bytes=100, progress=False)) == 300
 
 
-def test_a_writer_that_is_alive_on_another_host_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_writer_that_is_alive_here_or_on_another_host_is_named(
+    is_local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rankfeed.storage.lease.HEARTBEAT", 0.05)
-    monkeypatch.setattr(LeaseOwner, "is_local", False)
+    monkeypatch.setattr(LeaseOwner, "is_local", is_local)
 
     def samples() -> Iterator[dict[str, int]]:
         yield {"x": 1}
         with pytest.raises(WriteError, match=rf"another process is writing[\s\S]*process {os.getpid()} on"):
             rf.write([{"x": 1}], tmp_path / "p", progress=False)
+        yield {"x": 2}
 
-    assert len(rf.write(samples(), tmp_path / "p", progress=False)) == 1
+    assert len(rf.write(samples(), tmp_path / "p", progress=False)) == 2
 
 
 def test_a_writer_that_lost_its_lease_leaves_the_files_of_its_successor(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.values import column_of
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, WriteError
@@ -35,10 +36,6 @@ def write(given: Any, dest: Path, **options: Any) -> rf.Source:
 def append(base: Path, **options: Any) -> rf.Source:
     """Append the rows 100 to 159."""
     return write(iter(rows(100, 160)), base, append=True, **options)
-
-
-def ids(source: rf.Source) -> list[int]:
-    return [int(sample["id"]) for sample in source]
 
 
 def visible(folder: Path) -> list[Path]:
@@ -121,10 +118,10 @@ def test_an_append_that_another_call_committed_is_added_once(
     between: Callable[[Path], list[int]], renames: int, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed_after(renames, monkeypatch, lambda: append(base))
-    assert ids(rf.open(base)) == [*range(100)]
+    assert column_of(rf.open(base), "id") == [*range(100)]
     added = between(base)
-    assert ids(rf.open(base)) == [*range(160), *added]
-    assert ids(append(base)) == [*range(160), *added]
+    assert column_of(rf.open(base), "id") == [*range(160), *added]
+    assert column_of(append(base), "id") == [*range(160), *added]
     assert not (base / STAGING).exists()
 
 
@@ -149,7 +146,7 @@ def test_no_manifest_is_written_for_shards_that_are_gone(
     killed_after(renames, monkeypatch, lambda: write(rows(0, 100), dest))
     for path in visible(dest):  # as `rm -r dest/*` does, which spares the hidden directory
         path.unlink()
-    assert ids(write(rows(0, 100), dest)) == [*range(100)]
+    assert column_of(write(rows(0, 100), dest), "id") == [*range(100)]
     assert not (dest / STAGING).exists()
 
 
@@ -161,7 +158,7 @@ def test_an_append_is_not_committed_where_its_dataset_is_gone(base: Path, monkey
         append(base)
     with pytest.raises(WriteError, match="an unfinished write of another input"):
         write(rows(0, 30), base)
-    assert ids(write(rows(0, 30), base, resume=False)) == [*range(30)]
+    assert column_of(write(rows(0, 30), base, resume=False), "id") == [*range(30)]
 
 
 def test_a_truncated_shard_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +166,7 @@ def test_a_truncated_shard_is_not_committed(tmp_path: Path, monkeypatch: pytest.
     killed_after(2, monkeypatch, lambda: write(rows(0, 100), dest))
     shard = dest / "shard-00000.arrow"
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert Counter(ids(write(rows(0, 100), dest))) == Counter(range(100))
+    assert Counter(column_of(write(rows(0, 100), dest), "id")) == Counter(range(100))
 
 
 def test_an_append_is_added_again_where_an_older_state_of_the_dataset_was_restored(
@@ -182,7 +179,7 @@ def test_an_append_is_added_again_where_an_older_state_of_the_dataset_was_restor
         path.unlink()
     for path, content in older.items():
         path.write_bytes(content)
-    assert ids(append(base)) == [*range(160)]
+    assert column_of(append(base), "id") == [*range(160)]
 
 
 @pytest.mark.parametrize("error", [OSError("cannot tell the ranks"), Killed()], ids=["fails", "is killed"])
@@ -198,7 +195,7 @@ def test_an_append_whose_session_ends_badly_after_the_commit_is_added_once(
         with monkeypatch.context() as patch, suppress(WriteError, Killed):
             patch.setattr(LocalRunner, "session", session)
             append(base)
-    assert ids(append(base)) == [*range(160)]
+    assert column_of(append(base), "id") == [*range(160)]
     assert not (base / STAGING).exists()
 
 
@@ -216,7 +213,7 @@ def test_rows_whose_files_are_removed_before_the_commit_are_an_error(
         patch.setattr(journal, "write_record", removing)
         with pytest.raises(WriteError, match="are gone"):
             append(base)
-    assert ids(rf.open(base)) == [*range(100)]
+    assert column_of(rf.open(base), "id") == [*range(100)]
 
 
 def test_the_lease_is_held_until_nothing_else_is_staged(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +238,7 @@ def test_a_call_that_fails_to_complete_a_commit_leaves_it_to_the_next(
             patch.setattr(module, name, failing)
             with pytest.raises(WriteError):
                 write(rows(0, 100), base)
-    assert ids(append(base)) == [*range(160)]
+    assert column_of(append(base), "id") == [*range(160)]
 
 
 def failing(*_: object) -> None:
@@ -258,7 +255,7 @@ def test_nothing_is_committed_among_other_data(
         path.replace(base / path.name)
     with suppress(WriteError):
         write(rows(0, 100), base)
-    assert ids(rf.open(base)) == [*range(1000, 1100)]
+    assert column_of(rf.open(base), "id") == [*range(1000, 1100)]
 
 
 def test_an_append_whose_dataset_cannot_be_opened_at_the_end_is_added_once(
@@ -277,7 +274,7 @@ def test_an_append_whose_dataset_cannot_be_opened_at_the_end_is_added_once(
         patch.setattr(coordinator, "PackedSource", opening)
         with pytest.raises(WriteError, match="Too many open files"):
             append(base)
-    assert ids(append(base)) == [*range(160)]
+    assert column_of(append(base), "id") == [*range(160)]
 
 
 def test_a_commit_is_complete_though_a_shard_is_missing_for_a_while(
@@ -293,7 +290,7 @@ def test_a_commit_is_complete_though_a_shard_is_missing_for_a_while(
     with pytest.raises((WriteError, CorruptError)):
         append(base)
     away.rename(base / "shard-00001.arrow")
-    assert ids(append(base)) == [*range(160)]
+    assert column_of(append(base), "id") == [*range(160)]
     assert not (base / STAGING).exists()
 
 
@@ -313,10 +310,10 @@ def test_an_append_to_a_dataset_that_is_replaced_meanwhile_is_an_error(base: Pat
 def test_a_call_that_failed_before_its_first_shard_leaves_nothing(base: Path, tmp_path: Path) -> None:
     with pytest.raises(WriteError, match="no samples"):
         write(iter([]), base, append=True, key="nothing")
-    assert ids(append(base)) == [*range(160)]
+    assert column_of(append(base), "id") == [*range(160)]
     with pytest.raises(KeyError):
         write(breaking([]), tmp_path / "new", key="one")
-    assert ids(write(rows(0, 3), tmp_path / "new", key="two")) == [0, 1, 2]
+    assert column_of(write(rows(0, 3), tmp_path / "new", key="two"), "id") == [0, 1, 2]
 
 
 def test_files_that_come_too_late_leave_no_directory(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +336,7 @@ def test_another_call_leaves_the_finished_shards_of_an_interrupted_append(base: 
         write(rows(0, 90), base)
     assert staged == sorted(path.name for path in (base / STAGING).glob("*.arrow"))
     assert len(staged) > 1
-    assert ids(append(base)) == [*range(160)]
+    assert column_of(append(base), "id") == [*range(160)]
     assert not (base / STAGING).exists()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.values import column_of, contents
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, WriteError
@@ -15,14 +16,6 @@ from rankfeed.writer.sample_map import SampleMap
 from rankfeed.writer.tasks import WriteJob, align_to_blocks, partition
 
 ROWS = [{"id": i, "x": np.arange(i % 5, dtype=np.int32)} for i in range(400)]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
-
-
-def ids(source: rf.Source) -> list[int]:
-    return [int(sample["id"]) for sample in source]
 
 
 # Of a module, so that worker processes find them.
@@ -44,13 +37,13 @@ def source(tmp_path: Path) -> rf.Source:
 def test_none_one_or_many_rows_come_of_a_sample(source: rf.Source, tmp_path: Path) -> None:
     expected = [i for i in range(400) for _ in range(i % 3)]
     packed = rf.write(source, tmp_path / "p", shard_bytes=500, map=none_one_or_two, workers=0, progress=False)
-    assert ids(packed) == expected
+    assert column_of(packed, "id") == expected
     assert len(packed.manifest.shards) > 3
     by_iterable = rf.write(iter(ROWS), tmp_path / "q", map=none_one_or_two, progress=False)
-    assert ids(by_iterable) == expected
+    assert column_of(by_iterable, "id") == expected
 
 
-def test_the_bytes_of_a_mapped_pack_do_not_depend_on_workers_or_order_of_work(
+def test_the_bytes_of_a_mapped_write_do_not_depend_on_workers_or_order_of_work(
     source: rf.Source, tmp_path: Path
 ) -> None:
     arguments: dict[str, Any] = {"shard_bytes": 700, "map": noisy, "seed": 5, "progress": False}
@@ -61,7 +54,7 @@ def test_the_bytes_of_a_mapped_pack_do_not_depend_on_workers_or_order_of_work(
     assert other.fingerprint != rf.open(tmp_path / "alone").fingerprint
 
 
-def test_a_sample_draws_the_same_numbers_wherever_it_lies_in_the_pack(source: rf.Source, tmp_path: Path) -> None:
+def test_a_sample_draws_the_same_numbers_at_any_place_of_the_dataset(source: rf.Source, tmp_path: Path) -> None:
     def drawn(order: Any) -> Counter[tuple[int, bytes]]:
         packed = rf.write(source, tmp_path / order, map=noisy, seed=5, order=order, progress=False)
         return Counter((int(sample["id"]), sample["noise"].tobytes()) for sample in packed)
@@ -88,8 +81,8 @@ def paired(samples: list[dict[str, Any]], rng: np.random.Generator) -> dict[str,
 def test_the_shuffled_order_is_that_of_the_plan(source: rf.Source, tmp_path: Path) -> None:
     packed = rf.write(source, tmp_path / "p", order="shuffled", seed=3, shard_bytes=900, workers=0, progress=False)
     expected = rf.Plan(400, shuffle="global", seed=3).sample_ids(0, np.arange(400))
-    assert ids(packed) == expected.tolist()
-    assert Counter(ids(packed)) == Counter(range(400))
+    assert column_of(packed, "id") == expected.tolist()
+    assert Counter(column_of(packed, "id")) == Counter(range(400))
     rf.write(source, tmp_path / "q", order="shuffled", seed=3, shard_bytes=900, workers=2, progress=False)
     assert contents(tmp_path / "p") == contents(tmp_path / "q")
 
@@ -116,7 +109,7 @@ def test_a_named_function_is_believed_and_one_without_a_name_is_called_again(
     assert all(count >= 3 for count in calls.values())
 
 
-def test_an_interrupted_mapped_pack_never_keeps_rows_of_another_function(
+def test_an_interrupted_mapped_write_never_keeps_rows_of_another_function(
     source: rf.Source, tmp_path: Path
 ) -> None:
     class Stop(Exception):
@@ -225,7 +218,7 @@ def test_a_task_of_one_partition_is_never_taken_for_that_of_another(source: rf.S
     with pytest.raises(WriteError, match=r"(?s)map raised.*change its key"):
         rf.write(source, tmp_path / "p", map=wide, **arguments)
     packed = rf.write(source, tmp_path / "p", map=lambda s: {"id": s["id"], "x": np.zeros(1)}, **arguments)
-    assert Counter(ids(packed)) == Counter(range(400))
+    assert Counter(column_of(packed, "id")) == Counter(range(400))
 
 
 def test_what_comes_of_a_sample_need_not_fit_into_memory(tmp_path: Path) -> None:

@@ -20,16 +20,13 @@ import msgspec
 import numpy as np
 import pytest
 from tests.support.jobs import ENVIRON, run, torchrun
+from tests.support.values import contents
 
 import rankfeed as rf
 from rankfeed.storage.lease import LeaseOwner
 from rankfeed.writer.runners.ranks import claim_order
 
 SCRIPT = Path(__file__).parent / "rank_job.py"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def mapped(sample: dict[str, Any], rng: np.random.Generator) -> list[dict[str, Any]]:
@@ -109,7 +106,7 @@ def test_a_rank_that_comes_late_joins_the_run(data: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_task_of_a_killed_rank_is_reassigned(rank: int, data: Path, tmp_path: Path) -> None:
     outcomes, codes = written(3, data, tmp_path / "p", f"kill:{rank}", stall_timeout=4)
-    assert codes == [-signal.SIGKILL if each == rank else 0 for each in range(3)]
+    assert codes == [-signal.SIGKILL if other == rank else 0 for other in range(3)]
     assert [list(outcome) for outcome in outcomes.values()] == [["fingerprint", "calls", "warnings"]] * 2
     assert contents(tmp_path / "p") == contents(data / "local")
 
@@ -256,7 +253,7 @@ def test_two_jobs_in_one_directory_do_not_mix(data: Path, tmp_path: Path) -> Non
     with ranks(2, data / "source", dest, said[0], "hang:1", 3) as first:
         while not list(dest.glob(".rankfeed-write/*.arrow")):
             assert first[0].poll() is None
-        with ranks(2, data / "source", dest, said[1], "", 30, PACK_KEY="other") as second:
+        with ranks(2, data / "source", dest, said[1], "", 30, WRITE_KEY="other") as second:
             assert [ended(process, 80) for process in second] == [0, 0]
         assert ended(first[0], 80) == 0
     assert "fingerprint" in told(said[0])[0]
@@ -272,7 +269,7 @@ def test_consecutive_writes_to_one_directory_do_not_mix(data: Path, tmp_path: Pa
     said = tmp_path / "told"
     said.mkdir()
     dest, go = tmp_path / "p", tmp_path / "go"
-    with ranks(3, data / "source", dest, said, "late:2", 3, PACK_AGAIN="1", HELD_UNTIL=str(go)) as started:
+    with ranks(3, data / "source", dest, said, "late:2", 3, WRITE_AGAIN="1", HELD_UNTIL=str(go)) as started:
         while not said.joinpath("second-0").exists():  # rank 0 is done with both
             assert started[0].poll() is None
             time.sleep(0.05)

@@ -47,11 +47,11 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 class Watch(threading.Thread):
-    """Sees what the workers take of memory, and ends a node when half of the stretches are done."""
+    """Sees what the workers take of memory, and ends a node when half of the tasks are done."""
 
-    def __init__(self, cluster: Cluster, node: Any, staging: Path, stretches: int) -> None:
+    def __init__(self, cluster: Cluster, node: Any, staging: Path, tasks: int) -> None:
         super().__init__(daemon=True)
-        self.cluster, self.node, self.staging, self.half = cluster, node, staging, stretches // 2
+        self.cluster, self.node, self.staging, self.half = cluster, node, staging, tasks // 2
         self.peak = 0
         self.done_when_killed = 0
         self.over = threading.Event()
@@ -70,9 +70,9 @@ class Watch(threading.Thread):
 
 
 def lose_a_node(tmp_path: Path, nbytes: int, shard_bytes: int) -> dict[str, float]:
-    """Pack on two nodes of which one is ended half-way, and compare with a local pack; gives figures."""
+    """Write on two nodes of which one is ended half-way, and compare with a local write; gives figures."""
     source = rf.write(pieces(nbytes), tmp_path / "source", shard_bytes=shard_bytes, progress=False)
-    stretches = max(2, nbytes // shard_bytes)
+    tasks = max(2, nbytes // shard_bytes)
     arguments: dict[str, Any] = {"map": described, "key": "1", "shard_bytes": shard_bytes, "progress": False}
     took = {"bytes": float(nbytes)}
     start = time.monotonic()
@@ -88,7 +88,7 @@ def lose_a_node(tmp_path: Path, nbytes: int, shard_bytes: int) -> dict[str, floa
             rf.write(source, tmp_path / str(workers), runner="ray", workers=workers, **arguments)
             took[f"{workers} workers on Ray, s"] = time.monotonic() - start
             assert digests(tmp_path / str(workers)) == digests(tmp_path / "local")
-        watch = Watch(cluster, lost, tmp_path / "ray" / ".rankfeed-write", stretches)
+        watch = Watch(cluster, lost, tmp_path / "ray" / ".rankfeed-write", tasks)
         watch.start()
         start = time.monotonic()
         packed = rf.write(source, tmp_path / "ray", runner="ray", **arguments)
@@ -101,7 +101,7 @@ def lose_a_node(tmp_path: Path, nbytes: int, shard_bytes: int) -> dict[str, floa
     assert watch.node is None, "the node was not lost in time"
     assert digests(tmp_path / "ray") == digests(tmp_path / "local")
     assert len(packed) == len(source)
-    took["stretches done when the node was lost"] = watch.done_when_killed
+    took["tasks done when the node was lost"] = watch.done_when_killed
     took["shards"] = len(packed.manifest.shards)
     took["peak of a worker, MiB"] = watch.peak >> 20
     # What a process takes that has imported Ray and Arrow; and a shard, which comes out twice as large as
@@ -118,5 +118,5 @@ def test_a_node_that_is_lost_half_way_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_two_gigabytes_on_two_nodes_of_which_one_is_lost(tmp_path: Path) -> None:
-    for what, figure in lose_a_node(tmp_path, 2 << 30, 64 << 20).items():
-        print(f"{what}: {figure:,.1f}")
+    for subject, figure in lose_a_node(tmp_path, 2 << 30, 64 << 20).items():
+        print(f"{subject}: {figure:,.1f}")

@@ -15,16 +15,13 @@ import psutil
 import pytest
 import ray
 from tests.support.jobs import ENVIRON, end, family
+from tests.support.values import contents
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, MissingExtraError, WriteError
 from rankfeed.writer.runners import ray as ray_runner
 
 pytestmark = pytest.mark.timeout(240)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +55,7 @@ def twice(sample: dict[str, Any], rng: np.random.Generator) -> list[dict[str, An
         *(pytest.param(more, marks=pytest.mark.soak) for more in ({}, {"map": twice}, {"workers": 1})),
     ],
 )
-def test_the_bytes_are_those_of_a_local_pack(
+def test_the_bytes_are_those_of_a_local_write(
     arguments: dict[str, Any], cluster: str, source: rf.Source, tmp_path: Path
 ) -> None:
     on_ray = rf.write(source, tmp_path / "ray", runner="ray", shard_bytes=9000, progress=False, **arguments)
@@ -114,7 +111,7 @@ def test_a_worker_that_always_dies_is_an_error_that_says_so(
 
 
 @pytest.mark.soak
-def test_errors_of_a_stretch_arrive_as_they_are(cluster: str, source: rf.Source, tmp_path: Path) -> None:
+def test_errors_of_a_task_arrive_as_they_are(cluster: str, source: rf.Source, tmp_path: Path) -> None:
     def wrong(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["id"] == 1234:
             raise ValueError("the user's own")
@@ -185,7 +182,7 @@ rf.write(rf.open(sys.argv[1]), sys.argv[2], runner="ray", map=slow, key="slow", 
 
 
 @pytest.mark.slow
-def test_a_pack_whose_driver_was_killed_goes_on(cluster: str, source: rf.Source, tmp_path: Path) -> None:
+def test_a_write_whose_driver_was_killed_goes_on(cluster: str, source: rf.Source, tmp_path: Path) -> None:
     path, dest = str(source.path), tmp_path / "p"  # type: ignore[attr-defined]
 
     def driver(calls: str) -> subprocess.Popen[bytes]:

@@ -1,7 +1,6 @@
 """The shards are Arrow files: readers that know nothing of rankfeed read them as they are."""
 
 from pathlib import Path
-from typing import Any
 
 import datasets
 import duckdb
@@ -9,6 +8,7 @@ import numpy as np
 import polars
 import pyarrow as pa
 import pytest
+from tests.support.values import plain
 
 import rankfeed as rf
 
@@ -32,10 +32,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     paths = sorted(map(str, folder.glob("*.arrow")))
     assert len(paths) > 2
     return paths
-
-
-def plain(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
 
 
 EXPECTED = [plain(row) for row in ROWS]
@@ -63,9 +59,9 @@ def test_duckdb_reads_the_shards(shards: list[str]) -> None:
     batches = pa.concat_tables([pa.ipc.open_file(pa.memory_map(path)).read_all() for path in shards])
     connection = duckdb.connect()
     connection.register("packed", batches)
-    found = connection.execute("select number, text, image, tokens, frames, matrix from packed order by number")
-    names = [column[0] for column in found.description or []]
-    rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    result = connection.execute("select number, text, image, tokens, frames, matrix from packed order by number")
+    names = [column[0] for column in result.description or []]
+    rows = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
     for row in rows:
         row["frames"] = [list(pair) for pair in row["frames"]]
         row["matrix"] = [list(line) for line in row["matrix"]]

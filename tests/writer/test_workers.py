@@ -67,29 +67,29 @@ def source(tmp_path: Path) -> rf.Source:
     return rf.write(({"id": i} for i in range(500)), tmp_path / "source", shard_bytes=500, progress=False)
 
 
-def pack(source: rf.Source, dest: Path, function: Any) -> rf.Source:
+def write(source: rf.Source, dest: Path, function: Any) -> rf.Source:
     return rf.write(source, dest, map=function, shard_bytes=500, workers=2, progress=False)
 
 
 def test_a_closure_runs_in_worker_processes(source: rf.Source, tmp_path: Path) -> None:
     caller = os.getpid()
-    written = pack(source, tmp_path / "p", lambda sample: {"pid": os.getpid(), "caller": caller})
+    written = write(source, tmp_path / "p", lambda sample: {"pid": os.getpid(), "caller": caller})
     pids = {int(sample["pid"]) for sample in written}
     assert os.getpid() not in pids
     assert {int(sample["caller"]) for sample in written} == {caller}
 
 
 def test_a_function_does_not_read_the_messages_of_its_worker(source: rf.Source, tmp_path: Path) -> None:
-    assert [sample["id"] for sample in pack(source, tmp_path / "p", starts_what_reads)] == list(range(500))
+    assert [sample["id"] for sample in write(source, tmp_path / "p", starts_what_reads)] == list(range(500))
 
 
 def test_the_death_of_a_worker_is_noticed_while_its_child_keeps_the_pipe_open(
     source: rf.Source, tmp_path: Path
 ) -> None:
     with pytest.raises(WriteError, match=r"(?s)worker process died.*killed by SIGKILL.*task"):
-        pack(source, tmp_path / "p", leaves_a_child_and_dies)
+        write(source, tmp_path / "p", leaves_a_child_and_dies)
     with pytest.raises(WriteError, match=r"(?s)worker process died.*exit status 4.*task"):
-        pack(source, tmp_path / "p", exits)
+        write(source, tmp_path / "p", exits)
 
 
 def test_a_process_with_thousands_of_open_files_writes_with_workers(source: rf.Source, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_process_with_thousands_of_open_files_writes_with_workers(source: rf.S
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         for _ in range(1030):
             stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        assert len(pack(source, tmp_path / "p", dict)) == 500
+        assert len(write(source, tmp_path / "p", dict)) == 500
 
 
 def test_processes_that_a_function_started_end_with_the_write(
@@ -110,8 +110,8 @@ def test_processes_that_a_function_started_end_with_the_write(
     seen = tmp_path / "pids"
     seen.mkdir()
     monkeypatch.setenv("SEEN_PIDS", str(seen))
-    assert len(pack(source, tmp_path / "p", asks_a_pool)) == 500
-    left = [psutil.Process(int(each.name)) for each in seen.iterdir() if psutil.pid_exists(int(each.name))]
+    assert len(write(source, tmp_path / "p", asks_a_pool)) == 500
+    left = [psutil.Process(int(path.name)) for path in seen.iterdir() if psutil.pid_exists(int(path.name))]
     assert len(list(seen.iterdir())) == 2
     assert psutil.wait_procs(left, timeout=10)[1] == []
 

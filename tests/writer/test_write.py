@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from tests.support.values import contents
 
 import rankfeed as rf
 from rankfeed.columns.field import Field
@@ -32,12 +33,6 @@ DTYPES = [
     "complex64",
     "complex128",
 ]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
 
 
 def same(one: Any, other: Any) -> bool:
@@ -73,7 +68,7 @@ def tables(draw: st.DrawFn) -> list[dict[str, Any]]:
 def test_every_row_comes_back_as_it_went_in(
     rows: list[dict[str, Any]], shard_bytes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("pack") / "packed"
+    folder = tmp_path_factory.mktemp("write") / "packed"
     packed = rf.write(iter(rows), folder, shard_bytes=shard_bytes, progress=False)
     assert len(packed) == len(rows) == packed.blocks.sum()
     order = np.random.default_rng(0).permutation(len(rows))
@@ -93,7 +88,7 @@ def test_the_bytes_do_not_depend_on_the_workers(workers: int, tmp_path: Path) ->
     assert [sample["y"] for sample in packed] == [row["y"] for row in rows]
 
 
-def test_a_script_without_a_main_guard_packs_with_workers(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_writes_with_workers(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
     for number in range(40):
@@ -279,16 +274,6 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(WriteError, match="not a directory"):
         rf.write([{"x": 1}], tmp_path / "letter.txt", progress=False)
     assert contents(tmp_path) == {"letter.txt": b"dear"}
-
-
-def test_a_second_pack_into_the_same_folder_is_told_of_the_first(tmp_path: Path) -> None:
-    def rows() -> Any:
-        yield {"x": 1}
-        with pytest.raises(WriteError, match="another process"):
-            rf.write([{"x": 1}], tmp_path / "p", progress=False)
-        yield {"x": 2}
-
-    assert len(rf.write(rows(), tmp_path / "p", progress=False)) == 2
 
 
 def test_a_disk_that_is_full_is_an_error_that_leaves_no_half_files(

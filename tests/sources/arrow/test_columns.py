@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.tables import write_table
+from tests.support.values import plain
 
 import rankfeed as rf
 from rankfeed.columns.columns import ColumnBuffer, column_from_parts
@@ -23,14 +23,6 @@ from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import fields_of, roots_of
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return [plain(each) for each in value] if value.dtype == object else value.tolist()
-    if isinstance(value, list):
-        return [plain(each) for each in value]
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def rows_of(field: Field, stored: ColumnBuffer, rows: Sequence[int] | None = None) -> list[Any]:
@@ -99,7 +91,7 @@ KINDS: list[tuple[str, Any, list[Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("array", "rows", "field"), [each[1:] for each in KINDS], ids=[each[0] for each in KINDS])
+@pytest.mark.parametrize(("array", "rows", "field"), [item[1:] for item in KINDS], ids=[case[0] for case in KINDS])
 @pytest.mark.parametrize("layout", ["whole", "sliced", "chunked", "empty"])
 def test_every_type_becomes_rows_of_its_field(layout: str, array: Any, rows: list[Any], field: str) -> None:
     given_array, expected = {
@@ -108,13 +100,13 @@ def test_every_type_becomes_rows_of_its_field(layout: str, array: Any, rows: lis
         "chunked": (pa.chunked_array([array.slice(2), array.slice(0, 0), array.slice(0, 2)]), rows[2:] + rows[:2]),
         "empty": (array.slice(3), []),
     }[layout]
-    found, got = read(given_array)
-    assert str(found) == field
-    if expected or found.kind != "object":
+    result, got = read(given_array)
+    assert str(result) == field
+    if expected or result.kind != "object":
         assert got == expected
 
 
-@pytest.mark.parametrize(("array", "rows", "field"), [each[1:] for each in KINDS], ids=[each[0] for each in KINDS])
+@pytest.mark.parametrize(("array", "rows", "field"), [item[1:] for item in KINDS], ids=[case[0] for case in KINDS])
 def test_a_null_is_an_error_or_a_zero_with_a_mask(array: Any, rows: list[Any], field: str) -> None:
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     array = pa.array([*array.to_pylist()[:2], None, *array.to_pylist()[2:]], kind)
@@ -151,7 +143,7 @@ def test_a_null_inside_a_row_makes_the_row_invalid() -> None:
 
 
 def test_dictionaries_of_chunks_may_hold_nulls() -> None:
-    chunks = [pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), each) for each in ([1, None], [3, 4])]
+    chunks = [pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), item) for item in ([1, None], [3, 4])]
     table = pa.table({"x": pa.chunked_array(chunks)})
     fields = fields_of(table.schema, nulls="mask")
     stored = read_columns(table, fields, where="here", nulls="mask")
@@ -182,7 +174,7 @@ ENCODED = pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3, 4], pa.int32()), 
 def test_nulls_that_arrow_does_not_count_are_nulls(array: Any) -> None:
     table = pa.table({"x": array})
     stored = read_columns(table, fields_of(table.schema), where="here")["x"]
-    assert [int(each) for each in rows_of(Field("object"), stored, [3, 0])] == [4, 1]
+    assert [int(item) for item in rows_of(Field("object"), stored, [3, 0])] == [4, 1]
     with pytest.raises(SourceError, match=r"null[\s\S]*here, row 2, column 'x'"):
         stored.part(np.array([2]))
     masked = read_columns(table, fields_of(table.schema, nulls="mask"), where="here", nulls="mask")
@@ -196,7 +188,7 @@ def test_a_null_around_what_cannot_be_told_of_it_is_refused(array: Any) -> None:
     with pytest.raises(SourceError, match=r"'x'[\s\S]*here[\s\S]*columns="):
         read_columns(table, fields_of(table.schema), where="here")
     stored = read_columns(table.slice(1, 2), fields_of(table.schema), where="here")["s.x"]
-    assert [str(each) for each in rows_of(Field("object"), stored, [0])] == [str(array[1])]
+    assert [str(item) for item in rows_of(Field("object"), stored, [0])] == [str(array[1])]
 
 
 @pytest.mark.parametrize(
@@ -208,24 +200,17 @@ def test_a_null_around_what_cannot_be_told_of_it_is_refused(array: Any) -> None:
         ("0.12345678901234567891", pa.decimal256(60, 20)),
     ],
 )
-@pytest.mark.parametrize("form", ["parquet", "arrow", "datasets"])
+@pytest.mark.parametrize("form", ["parquet", "arrow", "hf"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_decimal_that_float64_cannot_hold_is_refused(
     form: str, nested: bool, value: str, kind: Any, tmp_path: Path
 ) -> None:
     values = [decimal.Decimal(1), decimal.Decimal("9.5E+9"), decimal.Decimal(2), decimal.Decimal(value)]
     column = (
-        pa.array([[[each]] for each in values], pa.list_(pa.list_(kind))) if nested else pa.array(values, kind)
+        pa.array([[[item]] for item in values], pa.list_(pa.list_(kind))) if nested else pa.array(values, kind)
     )
     table = pa.table({"id": range(4), "price": column})
-    path = tmp_path / f"t.{form}"
-    if form == "parquet":
-        pq.write_table(table, path)
-    elif form == "arrow":
-        with pa.ipc.new_file(path, table.schema) as writer:
-            writer.write(table)
-    else:
-        datasets.Dataset(table).save_to_disk(path)
+    path = write_table(table, tmp_path / f"t.{form}")
     words = (
         rf"lose digits[\s\S]*found: {re.escape(value)}, which[\s\S]*t\.{form}[\s\S]*column 'price'[\s\S]*columns="
     )
@@ -241,9 +226,9 @@ def test_decimals_of_many_digits_that_float64_gives_back_are_read() -> None:
         pa.decimal128(18, 2): ["1234567890123456.75", "9999999999999.99", "-0.01"],
         pa.decimal256(60, 20): ["0.1", "1E+30"],
     }.items():
-        values = [decimal.Decimal(each) for each in texts]
-        _, found = read(pa.array(values, kind))
-        assert found == [float(each) for each in values]
+        values = [decimal.Decimal(text) for text in texts]
+        _, result = read(pa.array(values, kind))
+        assert result == [float(value) for value in values]
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.timestamp("us"), pa.decimal128(5, 1), pa.list_(pa.int8(), 1)])
@@ -259,7 +244,7 @@ def test_what_an_object_is_does_not_follow_from_the_rows_beside_it(kind: Any, ma
         (alone,) = single.part(np.array([0]))
         assert repr(together[row]) == repr(alone)
     assert together[1] is None
-    assert [type(each) for each in together[0]] == [type(each) for each in together[4] * 2] == [np.ndarray] * 2
+    assert [type(item) for item in together[0]] == [type(entry) for entry in together[4] * 2] == [np.ndarray] * 2
     assert (together[2][0][1], together[3][0]) == (None, None)
     assert type(together[2][0]) is list
 
@@ -326,8 +311,8 @@ def test_more_text_than_32_bits_can_count_is_joined(kind: Any) -> None:
     table = pa.table({"x": pa.chunked_array([pa.array(rows, kind)] * 21)})
     ((name, field),) = fields_of(table.schema).items()
     stored = read_columns(table, {name: field}, where="here")[name]
-    (found,) = column_from_parts(field, [stored.part(np.array([2077]))]).rows()
-    assert found == (rows[77]["a"] if pa.types.is_struct(kind) else rows[77])
+    (result,) = column_from_parts(field, [stored.part(np.array([2077]))]).rows()
+    assert result == (rows[77]["a"] if pa.types.is_struct(kind) else rows[77])
 
 
 def test_a_mask_can_be_had_without_its_column() -> None:
@@ -383,7 +368,7 @@ def test_any_slice_of_any_lists_is_read_right(rows: list[Any], data: st.DataObje
     table = pa.table({"x": pa.array(rows, kind(pa.int64())).slice(start, length)})
     fields = fields_of(table.schema, nulls="mask")
     stored = read_columns(table, fields, where="here", nulls="mask")
-    expected = [[each or 0 for each in row or []] for row in rows[start : start + length]]
+    expected = [[item or 0 for item in row or []] for row in rows[start : start + length]]
     assert rows_of(fields["x"], stored["x"]) == expected
     valid = [row is not None and None not in row for row in rows[start : start + length]]
     assert stored["x_valid"].values.tolist() == valid

@@ -1,12 +1,7 @@
 """Arrow IPC files and streams of others are read in place; damage is named, and no view leads out of a file."""
 
-import pickle
 import re
 import struct
-import subprocess
-import sys
-from collections import Counter
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,55 +12,15 @@ import pyarrow.feather
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sources.all_types import TYPES, as_samples, table_of_all_types
 from tests.support.memory import peak
-from tests.support.seeds import fresh_seed
+from tests.support.values import samples_of
 
 import rankfeed as rf
 from rankfeed.columns.field import Field
-from rankfeed.errors import ArgumentError, CorruptError, SourceError
+from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.file import ArrowFile
 from rankfeed.sources.arrow.source import ArrowSource
-
-KINDS = {
-    "x": pa.float32(),
-    "n": pa.int64(),
-    "small": pa.uint8(),
-    "half": pa.float16(),
-    "flag": pa.bool_(),
-    "text": pa.string(),
-    "large": pa.large_string(),
-    "raw": pa.binary(),
-    "ragged": pa.list_(pa.int32()),
-    "wide": pa.large_list(pa.float64()),
-    "vector": pa.list_(pa.float32(), 3),
-    "matrix": pa.list_(pa.list_(pa.int16(), 2), 3),
-    "rows": pa.list_(pa.list_(pa.float32(), 2)),
-    "deep": pa.list_(pa.list_(pa.int64())),
-    "words": pa.list_(pa.string()),
-    "kind": pa.dictionary(pa.int8(), pa.string()),
-    "when": pa.timestamp("us"),
-    "day": pa.date32(),
-    "price": pa.decimal128(8, 2),
-    "pair": pa.struct([("a", pa.int8()), ("b", pa.struct([("c", pa.string())]))]),
-    "nothing": pa.list_(pa.null()),
-    "more": pa.binary(3),
-}
-SCHEMA = pa.schema([pa.field(name, kind) for name, kind in KINDS.items()])
-
-
-def row(i: int) -> dict[str, Any]:
-    return {
-        "x": i / 2, "n": -i, "small": i % 256, "half": i, "flag": i % 3 == 0, "text": "é" * (i % 4),
-        "large": f"row {i}", "raw": bytes([i % 256]) * (i % 3), "ragged": list(range(i % 5)),
-        "wide": [i / 3] * (i % 4), "vector": [i, i + 1, i + 2], "matrix": [[i, 1], [2, 3], [4, i]],
-        "rows": [[i, 1.0]] * (i % 3), "deep": [[i] * (i % 2), [1, 2]], "words": ["a", "b" * (i % 3)],
-        "kind": f"kind {i % 7}", "when": i * 10**6, "day": i, "price": Decimal(i) / 4,
-        "pair": {"a": i % 100, "b": {"c": str(i)}}, "nothing": [], "more": b"%03d" % (i % 1000),
-    }  # fmt: skip
-
-
-def table(rows: int, first: int = 0) -> pa.Table:
-    return pa.Table.from_pylist([row(i) for i in range(first, first + rows)], SCHEMA)
 
 
 def write(path: Path, batches: list[Any], *, stream: bool = False, compression: str | None = None) -> Path:
@@ -86,26 +41,6 @@ def cut(whole: pa.Table, *sizes: int) -> list[Any]:
     ]
 
 
-def as_samples(whole: pa.Table) -> list[dict[str, Any]]:
-    """What pyarrow gives, with structs taken apart and times as the numbers that they are stored as."""
-    whole = whole.flatten().flatten()
-    for name, kind in (("when", pa.int64()), ("day", pa.int32())):
-        if name in whole.column_names:
-            index = whole.column_names.index(name)
-            whole = whole.set_column(index, name, whole[name].cast(kind).cast(pa.int64()))
-    rows: list[dict[str, Any]] = whole.to_pylist()
-    return [{name: float(v) if isinstance(v, Decimal) else v for name, v in each.items()} for each in rows]
-
-
-def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    def listed(value: Any) -> Any:
-        if isinstance(value, list):
-            return [listed(each) for each in value]
-        return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
-
-    return {name: listed(value) for name, value in found.items()} == expected
-
-
 WAYS = [(stream, codec) for stream in (False, True) for codec in (None, "lz4", "zstd")]
 
 
@@ -113,20 +48,17 @@ WAYS = [(stream, codec) for stream in (False, True) for codec in (None, "lz4", "
 def test_every_sample_is_what_arrow_gives_whatever_the_record_batches(
     stream: bool, compression: str | None, tmp_path: Path
 ) -> None:
-    whole = table(100)
+    whole = table_of_all_types(100)
     write(tmp_path / "t.arrow", cut(whole, 1, 40, 7, 30, 22), stream=stream, compression=compression)
     source = rf.open(tmp_path / "t.arrow")
     assert isinstance(source, ArrowSource)
     expected = as_samples(whole)
     order = np.random.default_rng(0).integers(0, 100, 250)
-    for i, found in zip(order.tolist(), source.fetch(order).samples(), strict=True):
-        assert same(found, expected[i]), (found, expected[i])
-    assert source.fetch([]).num_rows == 0
-    assert int(source.blocks.sum()) == len(source) == 100
+    assert samples_of(source, order) == [expected[row] for row in order.tolist()]
 
 
 def test_columns_are_what_their_arrow_type_says(tmp_path: Path) -> None:
-    write(tmp_path / "t.arrow", cut(table(9), 9))
+    write(tmp_path / "t.arrow", cut(table_of_all_types(9), 9))
     fields = rf.open(tmp_path / "t.arrow").fields
     assert {name: str(field) for name, field in fields.items()} == {
         "x": "float32", "n": "int64", "small": "uint8", "half": "float16", "flag": "bool", "text": "str",
@@ -137,32 +69,25 @@ def test_columns_are_what_their_arrow_type_says(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_what_is_not_compressed_is_read_in_the_file_itself(tmp_path: Path) -> None:
-    write(tmp_path / "t.arrow", cut(table(50), 20, 30))
-    source = rf.open(tmp_path / "t.arrow", columns=["text", "ragged", "x"])
-    assert source.decoded_bytes > 0  # of all columns: one of the others has to be decoded
-    size = (tmp_path / "t.arrow").stat().st_size
-    for name in ("text", "ragged"):
-        column: Any = source.fetch([3, 25, 49])[name]
-        data = column.pointers.memory[0].array  # one file, with any number of record batches
-        assert data.nbytes in range(size - 8, size + 1)
-        assert not data.flags.writeable
-    write(tmp_path / "c.arrow", cut(table(50), 20, 30), compression="lz4")
-    assert rf.open(tmp_path / "c.arrow", columns=["text"]).decoded_bytes > 0
-    write(tmp_path / "p.arrow", [batch.select(["text", "ragged", "x"]) for batch in cut(table(50), 20, 30)])
-    assert rf.open(tmp_path / "p.arrow").decoded_bytes == 0
+def test_only_columns_that_are_stored_as_they_are_need_no_decoding(tmp_path: Path) -> None:
+    names, batches = ["text", "ragged", "x"], cut(table_of_all_types(50), 20, 30)
+    write(tmp_path / "plain.arrow", [batch.select(names) for batch in batches])
+    write(tmp_path / "others.arrow", batches)  # of all columns: some of the others have to be decoded
+    write(tmp_path / "compressed.arrow", batches, compression="lz4")
+    decoded = {path.stem: rf.open(path, columns=names).decoded_bytes > 0 for path in tmp_path.iterdir()}
+    assert decoded == {"plain": False, "others": True, "compressed": True}
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd"])
 def test_feather_and_polars_files_are_read(compression: Any, tmp_path: Path) -> None:
-    whole = table(100).drop_columns(["half", "nothing", "price"])
+    whole = table_of_all_types(100).drop_columns(["half", "nothing", "price"])
     pyarrow.feather.write_feather(whole, tmp_path / "f.feather", compression=compression, chunksize=30)
-    assert all(same(a, b) for a, b in zip(rf.open(tmp_path / "f.feather"), as_samples(whole), strict=True))
+    assert samples_of(rf.open(tmp_path / "f.feather")) == as_samples(whole)
     frame = pl.DataFrame(
         {"x": range(100), "y": [[i] * (i % 3) for i in range(100)], "z": [f"é{i}" for i in range(100)]}
     )
     frame.write_ipc(tmp_path / "p.arrow", compression=compression)  # text as views, which have a buffer more
-    assert all(same(a, b) for a, b in zip(rf.open(tmp_path / "p.arrow"), frame.to_dicts(), strict=True))
+    assert samples_of(rf.open(tmp_path / "p.arrow")) == frame.to_dicts()
 
 
 @given(
@@ -175,17 +100,17 @@ def test_lists_of_any_lengths_in_batches_of_any_sizes(
     path = tmp_path_factory.mktemp("given") / "t.arrow"
     kinds = {"x": pa.list_(pa.int64()), "y": pa.large_binary()}
     made = [
-        pa.record_batch({"x": rows, "y": [bytes(len(each)) for each in rows]}, schema=pa.schema(kinds))
+        pa.record_batch({"x": rows, "y": [bytes(len(row)) for row in rows]}, schema=pa.schema(kinds))
         for rows in batches
     ]
     write(path, made, stream=stream)
-    rows = [each for batch in batches for each in batch]
+    rows = [row for batch in batches for row in batch]
     if not rows:
         with pytest.raises(SourceError, match="no samples"):
             rf.open(path)
         return
-    found = rf.open(path).fetch(np.arange(len(rows))[::-1]).samples()[::-1]
-    assert [(each["x"].tolist(), each["y"]) for each in found] == [(each, bytes(len(each))) for each in rows]
+    result = rf.open(path).fetch(np.arange(len(rows))[::-1]).samples()[::-1]
+    assert [(item["x"].tolist(), item["y"]) for item in result] == [(row, bytes(len(row))) for row in rows]
 
 
 def dictionary(indices: list[int], words: list[str]) -> Any:
@@ -203,21 +128,6 @@ def test_dictionaries_that_grow_or_are_replaced_are_those_of_their_batch(tmp_pat
     assert rf.open(tmp_path / "u.arrow").fetch([3, 2, 1, 0])["kind"].rows() == ["a", "c", "b", "a"]
 
 
-def test_a_null_names_file_row_and_column_or_is_masked(tmp_path: Path) -> None:
-    whole = pa.table({"x": pa.array([1, 2, None, 4]), "y": pa.array([[1], None, [2, 3], []], pa.list_(pa.int8()))})
-    write(tmp_path / "t.arrow", [*whole.slice(0, 1).to_batches(), *whole.slice(1).to_batches()])
-    source = rf.open(tmp_path / "t.arrow")
-    with pytest.raises(
-        SourceError, match=r"null[\s\S]*t\.arrow, record batch 1, row 2, column 'x'[\s\S]*columns="
-    ):
-        source.fetch([2], ["x"])
-    assert [int(each) for each in source.fetch([3, 0, 1], ["x"])["x"].rows()] == [4, 1, 2]
-    masked = rf.open(tmp_path / "t.arrow", nulls="mask")
-    assert [int(each["x"]) for each in masked] == [1, 2, 0, 4]
-    assert [bool(each["y_valid"]) for each in masked] == [True, False, True, True]
-    assert [each["y"].tolist() for each in masked] == [[1], [], [2, 3], []]
-
-
 def test_what_has_no_null_is_read_in_place_masked_or_not(tmp_path: Path) -> None:
     rows = [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
     batch = pa.record_batch({"x": pa.array([1, 2]), "v": pa.array(rows, pa.list_(pa.list_(pa.int32())))})
@@ -225,41 +135,16 @@ def test_what_has_no_null_is_read_in_place_masked_or_not(tmp_path: Path) -> None
     source = rf.open(path, nulls="mask", shapes={"v": (2, 2)})
     assert (source.default_shuffle, source.prefetch_distance) == ("global", 0)
     assert source.expect([0, 1]) is None
-    found = source.fetch([1, 0], ["v_valid", "v", "x_valid"]).samples()
-    assert [{name: np.asarray(value).tolist() for name, value in each.items()} for each in found] == [
+    result = source.fetch([1, 0], ["v_valid", "v", "x_valid"]).samples()
+    assert [{name: np.asarray(value).tolist() for name, value in item.items()} for item in result] == [
         {"v_valid": True, "v": rows[1], "x_valid": True},
         {"v_valid": True, "v": rows[0], "x_valid": True},
     ]
-    assert [bool(each["x_valid"]) for each in rf.open(path, nulls="mask", columns=["x_valid"])] == [True, True]
+    assert [bool(item["x_valid"]) for item in rf.open(path, nulls="mask", columns=["x_valid"])] == [True, True]
     write(tmp_path / "u.arrow", [batch, pa.record_batch({"x": pa.array([None], pa.int64()), "v": batch["v"][:1]})])
     two = rf.open([path, tmp_path / "u.arrow"], nulls="mask", shapes={"v": (2, 2)})
-    assert [bool(each) for each in two.fetch(range(5))["x_valid"].rows()] == [True, True, True, True, False]
+    assert [bool(row) for row in two.fetch(range(5))["x_valid"].rows()] == [True, True, True, True, False]
     assert two.decoded_bytes > 0
-
-
-def test_files_lists_patterns_and_folders_are_one_data_set(tmp_path: Path) -> None:
-    for number in (10, 9, 1):
-        write(tmp_path / f"part-{number}.arrow", cut(table(number, 100 * number), number))
-    expected = [-(100 * number + i) for number in (1, 9, 10) for i in range(number)]
-    for where in (
-        tmp_path,
-        f"{tmp_path}/part-*.arrow",
-        [tmp_path / f"part-{number}.arrow" for number in (1, 9, 10)],
-    ):
-        source = rf.open(where, columns=["n", "text"])
-        assert [int(each["n"]) for each in source] == expected
-    write(tmp_path / "part-11.arrow", cut(table(3).drop_columns(["n"]), 3))
-    with pytest.raises(SourceError, match=r"differ in column 'n'[\s\S]*part-11\.arrow"):
-        rf.open(tmp_path)
-
-
-def test_files_of_another_layout_or_order_of_columns_are_one_data_set(tmp_path: Path) -> None:
-    write(tmp_path / "0.arrow", [pa.record_batch({"text": ["a"], "list": [[1, 2]]})])
-    lists = pa.array([[3]], pa.large_list(pa.int64()))
-    other = {"list": lists, "text": pa.array(["b"]).dictionary_encode()}
-    write(tmp_path / "1.arrow", [pa.record_batch(other)])
-    found = rf.open(tmp_path).fetch([1, 0]).samples()
-    assert [(row["text"], row["list"].tolist()) for row in found] == [("b", [3]), ("a", [1, 2])]
 
 
 def test_long_texts_of_a_dictionary_are_decoded_in_pieces_of_a_block(tmp_path: Path) -> None:
@@ -304,12 +189,12 @@ def test_pieces_of_a_batch_of_a_stream_are_no_copies_of_all_of_it(
     monkeypatch.setattr(ArrowFile, "read", recorded)
     got = source.fetch(range(0, rows, rows // 16), ["x", "x_valid"])
     assert got["x"].gather().tolist() == [*range(0, rows, rows // 16)]
-    held = [np.frombuffer(each.column("x").buffers()[1], np.uint8) for each in read]
+    held = [np.frombuffer(item.column("x").buffers()[1], np.uint8) for item in read]
     assert len(held) > 1
-    assert all(np.shares_memory(each, source._file(0).data) for each in held)
+    assert all(np.shares_memory(item, source._file(0).data) for item in held)
     pieces = [entry.chunk["x"].values for entry in source._cache._entries.values()]
-    assert max(len(each) for each in pieces) < rows // 2
-    assert not any(np.shares_memory(each, source._file(0).data) for each in pieces)
+    assert max(len(piece) for piece in pieces) < rows // 2
+    assert not any(np.shares_memory(piece, source._file(0).data) for piece in pieces)
 
 
 def test_rows_that_are_not_asked_for_are_not_looked_at(tmp_path: Path) -> None:
@@ -334,30 +219,6 @@ def test_blocks_are_about_4_mib(tmp_path: Path) -> None:
     assert rf.open(tmp_path / "tiny.arrow").blocks.tolist() == [500]
     write(tmp_path / "packed.arrow", tiny, compression="zstd")
     assert len(rf.open(tmp_path / "packed.arrow").blocks) == 500
-
-
-def test_the_fingerprint_is_of_the_data_and_not_of_their_place(tmp_path: Path) -> None:
-    for folder, rows in (("a", 10), ("b", 10), ("c", 11)):
-        (tmp_path / folder).mkdir()
-        write(tmp_path / folder / "t.arrow", cut(table(rows), 4, rows - 4))
-    prints = [rf.open(tmp_path / folder).fingerprint for folder in "abc"]
-    assert prints[0] == prints[1] != prints[2]
-
-
-def test_few_files_stay_open_and_one_replaced_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rankfeed.storage.data_files.OPEN_FILES", 2)
-    for number in range(4):
-        write(tmp_path / f"{number}.arrow", cut(table(5, number * 5), 5))
-    source = ArrowSource(tmp_path)
-    assert [int(each["n"]) for each in source] == [-i for i in range(20)]
-    assert len(source.files._open) == 2
-    travelled = pickle.loads(pickle.dumps(source))
-    write(tmp_path / "0.arrow", cut(table(4), 4))
-    for each in (source, travelled):
-        with pytest.raises(CorruptError, match=r"replaced[\s\S]*0\.arrow"):
-            each.fetch([0])
 
 
 @pytest.mark.parametrize(
@@ -385,40 +246,8 @@ def test_a_file_is_not_held_open_by_what_was_decoded_of_it(
     assert Path("/proc/self/maps").read_text().count(f"{tmp_path}/") == 2
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["thread", "process"])
-@pytest.mark.parametrize("compression", [None, "lz4"])
-def test_every_sample_once_over_ranks_and_workers(
-    compression: str | None, kind: Any, workers: int, tmp_path: Path
-) -> None:
-    write(tmp_path / "t.arrow", cut(table(90), 11, 30, 49), compression=compression)
-    kind = kind if workers else "thread"
-    seen: Counter[int] = Counter()
-    for rank in range(3):
-        topology = rf.Topology(rank=rank, world_size=3, local_rank=rank, local_world_size=3)
-        source = rf.open(tmp_path / "t.arrow", columns=["n", "ragged", "flag"])
-        loader = rf.Loader(
-            source, 4, shuffle=True, topology=topology, num_workers=workers, worker_kind=kind, window=16
-        )
-        for batch in loader:
-            seen.update(batch["n"].tolist())
-    assert seen == Counter(range(-89, 1))
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_file_cut_anywhere_is_an_error_that_names_it(stream: bool, tmp_path: Path) -> None:
-    whole = write(
-        tmp_path / "whole.arrow", cut(table(12).select(["n", "text", "kind"]), 5, 7), stream=stream
-    ).read_bytes()
-    path = tmp_path / "t.arrow"
-    for size in [*range(0, len(whole), 61), *range(len(whole) - 24, len(whole))]:
-        path.write_bytes(whole[:size])
-        with pytest.raises(SourceError, match=r"t\.arrow"):
-            rf.open(path, format="arrow" if size >= 16 else None).fetch(np.arange(12))
-
-
 def test_a_stream_without_an_end_is_refused_or_read_when_asked(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.arrow", cut(table(12), 5, 7), stream=True)
+    path = write(tmp_path / "t.arrow", cut(table_of_all_types(12), 5, 7), stream=True)
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(CorruptError, match=r"no end[\s\S]*t\.arrow, after 2 record batches[\s\S]*unended=True"):
         rf.open(path)
@@ -430,7 +259,7 @@ def test_a_stream_without_an_end_is_refused_or_read_when_asked(tmp_path: Path) -
 def test_an_offset_that_leads_astray_names_record_batch_and_row(value: int, name: str, tmp_path: Path) -> None:
     lengths = [1, 2, 3, 4]
     column = [list(range(n)) for n in lengths] if name == "ragged" else ["x" * n for n in lengths]
-    kind = KINDS[name]
+    kind = TYPES[name]
     batches = [
         pa.record_batch({"v": pa.array(column[:1], kind)}),
         pa.record_batch({"v": pa.array(column[1:], kind)}),
@@ -448,15 +277,6 @@ def test_an_offset_that_leads_astray_names_record_batch_and_row(value: int, name
         source.fetch([1])
 
 
-def test_no_such_column_and_no_such_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.arrow", cut(table(3), 3))
-    with pytest.raises(ArgumentError, match="no such column"):
-        rf.open(path, columns=["nope"])
-    (tmp_path / "none").mkdir()
-    with pytest.raises(SourceError, match="none"):
-        rf.open(tmp_path / "none", format="arrow")
-
-
 def test_an_array_of_another_shape_than_was_declared_is_named(tmp_path: Path) -> None:
     rows = [[[1, 2], [3, 4]], [[5, 6], [7, 8]], [[1], [2]]]
     for compression in (None, "zstd"):
@@ -466,7 +286,7 @@ def test_an_array_of_another_shape_than_was_declared_is_named(tmp_path: Path) ->
         assert source.fields == {"v": Field("dense", "int32", (2, 2))}
         with pytest.raises(CorruptError, match=r"shape[\s\S]*t\.arrow, record batch 0[\s\S]*row 2"):
             source.fetch([2])
-        assert [each.tolist() for each in source.fetch([1, 0])["v"].rows()] == [rows[1], rows[0]]
+        assert [row.tolist() for row in source.fetch([1, 0])["v"].rows()] == [rows[1], rows[0]]
         assert rf.open(path, shapes={"v": (None, None)}).fields == {"v": Field("object")}
 
 
@@ -484,7 +304,7 @@ def test_rows_with_nulls_or_of_another_shape_are_named_and_the_others_read(shape
     rows = [odd.get(row, good[row // 5]) for row in range(9)]
     batch = pa.record_batch({"v": pa.array(rows, pa.list_(pa.list_(pa.list_(pa.int32()))))})
     source = rf.open(write(tmp_path / "t.arrow", [batch]), shapes={"v": shape})
-    assert [each.tolist() for each in source.fetch([8, 0, 5])["v"].rows()] == [good[1], good[0], good[1]]
+    assert [item.tolist() for item in source.fetch([8, 0, 5])["v"].rows()] == [good[1], good[0], good[1]]
     for row in odd:
         error, words = (CorruptError, "shape") if row > 5 else (SourceError, "null")
         with pytest.raises(error, match=rf"{words}[\s\S]*t\.arrow, record batch 0[\s\S]*row {row}\b"):
@@ -492,10 +312,10 @@ def test_rows_with_nulls_or_of_another_shape_are_named_and_the_others_read(shape
     masked = rf.open(tmp_path / "t.arrow", shapes={"v": shape}, nulls="mask")
     for columns in (["v_valid"], ["v", "v_valid"]):
         valid = masked.fetch(range(6), columns)["v_valid"].rows()
-        assert [bool(each) for each in valid] == [row == 0 or row == 5 for row in range(6)]
+        assert [bool(item) for item in valid] == [row == 0 or row == 5 for row in range(6)]
     empty: Any = [] if shape[0] is None else [[[0], [0]], [[0], [0]]]
     expected = [good[0], empty, empty, empty, [[[0], [0]], [[0], [0]]], good[1]]
-    assert [each.tolist() for each in masked.fetch(range(6))["v"].rows()] == expected
+    assert [item.tolist() for item in masked.fetch(range(6))["v"].rows()] == expected
     for row in (6, 7):
         with pytest.raises(CorruptError, match=rf"shape[\s\S]*row {row}\b"):
             masked.fetch([row], ["v"])
@@ -529,7 +349,7 @@ def test_arrays_of_any_elements_are_read_but_for_those_with_a_null(
     with pytest.raises(SourceError, match=r"null[\s\S]*row 0, column 'v'"):
         source.fetch([0])
     masked = rf.open(path, shapes={"v": shape}, nulls="mask")
-    assert [bool(each["v_valid"]) for each in masked] == [False, True]
+    assert [bool(sample["v_valid"]) for sample in masked] == [False, True]
     assert masked[0]["v"].tolist() == ([[10, 0]] if elements is WORDS else [[[1, 2], [3, 0]]])
 
 
@@ -543,7 +363,7 @@ def test_rows_that_are_all_empty_are_read_wherever_the_lists_in_them_would_begin
     array = type(whole).from_arrays(pa.array([0, 0, 0], whole.offsets.type), lists)
     assert lists.offsets.to_pylist() == [1]
     other = pa.array([None, [[5, 6]]], array.type)  # a null: the column is decoded
-    batches = [pa.record_batch({"v": each}) for each in (array, other)]
+    batches = [pa.record_batch({"v": item}) for item in (array, other)]
     path = write(tmp_path / "t.arrow", batches, compression=compression)
     objects, shaped = rf.open(path), rf.open(path, shapes={"v": (None, 2)})
     assert [len(objects[row]["v"]) for row in (0, 1, 3)] == [0, 0, 1]
@@ -552,9 +372,9 @@ def test_rows_that_are_all_empty_are_read_wherever_the_lists_in_them_would_begin
 
 def of_other_order(content: bytes, *numbers: Any) -> bytes:
     """The same file or stream in big-endian byte order, made of one that holds these numbers and no others."""
-    for each in numbers:
-        assert content.count(each.tobytes()) == 1
-        content = content.replace(each.tobytes(), each.byteswap().tobytes())
+    for item in numbers:
+        assert content.count(item.tobytes()) == 1
+        content = content.replace(item.tobytes(), item.byteswap().tobytes())
     if content.startswith(b"ARROW1"):
         size = int.from_bytes(content[-10:-6], "little")
         base, field = len(content) - 10 - size, 1  # the schema in the footer
@@ -592,8 +412,8 @@ def test_files_of_the_other_byte_order_are_read_as_what_they_say(stream: bool, t
     assert expected[2] == {"text": "efghi", "n": 9, "x": 3.0}
     source = rf.open(path, format="arrow")
     for names in (None, ["n"], ["x", "text"]):
-        found = source.fetch([2, 0, 1], names).samples()
-        assert found == [{name: expected[i][name] for name in names or columns} for i in (2, 0, 1)]
+        result = source.fetch([2, 0, 1], names).samples()
+        assert result == [{name: expected[i][name] for name in names or columns} for i in (2, 0, 1)]
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -616,7 +436,7 @@ def test_columns_behind_a_struct_without_fields_are_found(tmp_path: Path) -> Non
     whole = pa.table({"none": pa.array([{}] * 5, pa.struct([])), "n": pa.array([7, 8, 9, 10, 11], pa.int8())})
     whole = whole.append_column("text", [["a", "bc", "", "d", "e"]])
     path = write(tmp_path / "t.arrow", whole.to_batches())
-    assert all(same(*each) for each in zip(rf.open(path), whole.to_pylist(), strict=True))
+    assert samples_of(rf.open(path)) == whole.to_pylist()
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.large_list(pa.int64())])
@@ -638,54 +458,7 @@ def test_lists_of_elements_without_bytes_keep_their_lengths(tmp_path: Path) -> N
     path = write(tmp_path / "t.arrow", [pa.record_batch({"v": pa.array(rows, kind)})])
     source = rf.open(path)
     assert source.fields == {"v": Field("ragged", "int32", (0,))}
-    assert [each["v"].shape for each in source] == [(2, 0), (1, 0), (0, 0)]
-
-
-FUZZ = """
-import random, sys, numpy as np, rankfeed as rf
-from pathlib import Path
-from rankfeed.sources.arrow.source import ArrowSource
-path, seed = Path(sys.argv[1]), int(sys.argv[2])
-chance = random.Random(seed)
-good = path.read_bytes()
-for turn in range(85):
-    bad = bytearray(good)
-    kind = chance.randrange(4)
-    where = chance.choice([chance.randrange(len(bad)), chance.randrange(2000), -1 - chance.randrange(1500)])
-    where %= len(bad)
-    if kind == 0:
-        del bad[where:]
-    elif kind == 1:
-        length = chance.randrange(1, 40)
-        bad[where : where + length] = bad[where : where + length] * 2
-    else:
-        for _ in range(kind - 1):
-            bad[where] ^= 1 << chance.randrange(8)
-            where = chance.randrange(len(bad))
-    path.write_bytes(bad)
-    try:
-        source = ArrowSource(path)
-        for name in source.fields:
-            try:
-                source.fetch(np.arange(min(len(source), 30)), [name])[name].rows()
-            except rf.errors.RankfeedError:
-                pass
-    except rf.errors.RankfeedError:
-        pass
-print("done")
-"""
-
-
-@pytest.mark.parametrize(("stream", "compression"), WAYS)
-def test_mutations_end_in_an_error_or_a_value_and_never_in_a_crash(
-    stream: bool, compression: str | None, tmp_path: Path
-) -> None:
-    path = write(tmp_path / "t.arrow", cut(table(30), 9, 21), stream=stream, compression=compression)
-    seed = str(fresh_seed())
-    done = subprocess.run(
-        [sys.executable, "-c", FUZZ, str(path), seed], capture_output=True, text=True, check=False, timeout=600
-    )
-    assert (done.returncode, done.stdout) == (0, "done\n"), f"seed {seed}: {done.stderr[-2000:]}"
+    assert [sample["v"].shape for sample in source] == [(2, 0), (1, 0), (0, 0)]
 
 
 def test_runs_without_nulls_take_no_memory_for_each_row(tmp_path: Path) -> None:
@@ -696,8 +469,8 @@ def test_runs_without_nulls_take_no_memory_for_each_row(tmp_path: Path) -> None:
     def ends() -> list[Any]:
         return [rf.open(path)[row]["x"] for row in (0, rows - 1)]
 
-    most, found = peak(ends)
-    assert found == [1.5, 2.5]
+    most, result = peak(ends)
+    assert result == [1.5, 2.5]
     assert most < 16 << 20
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from datasets import Array2D, Array3D, ClassLabel, Dataset, DatasetDict, Features, Image, LargeList, List, Value
-from tests.support.seeds import fresh_seed
+from tests.support.values import samples_of
 
 import rankfeed as rf
 from rankfeed.columns.field import Field
@@ -73,21 +73,6 @@ def flat(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-def check(source: rf.Source, dataset: Dataset, order: Any = None) -> None:
-    assert len(source) == len(dataset)
-    order = np.random.default_rng(0).permutation(len(dataset)) if order is None else order
-    for i, found in zip(order.tolist(), source.fetch(order).samples(), strict=True):
-        assert listed(found) == flat(dataset[i])
-
-
-def listed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: listed(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [listed(each) for each in value]
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
-
-
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     datasets.disable_progress_bars()
@@ -105,12 +90,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "copy"))
-
-
-def test_a_saved_folder_is_what_datasets_gives(saved: Path) -> None:
-    source = rf.open(saved)
-    assert isinstance(source, HuggingFaceSource)
-    check(source, datasets.load_from_disk(str(saved)))
 
 
 def test_columns_are_what_the_features_say(saved: Path) -> None:
@@ -140,20 +119,26 @@ CHANGES = {
     "shuffled": lambda d: d.shuffle(seed=3),
     "some": lambda d: d.select(range(10, 40)),
     "some of shuffled": lambda d: d.shuffle(seed=3).select([5, 2, 2, 40]),
-    "filtered": lambda d: d.filter(lambda each: each["n"] % 3 == 0),
+    "filtered": lambda d: d.filter(lambda item: item["n"] % 3 == 0),
     "concatenated": lambda d: datasets.concatenate_datasets([d, d.select(range(5))]),
     "a shard": lambda d: d.shard(4, 1),
-    "mapped": lambda d: d.map(lambda each: {"n": each["n"] + 1}),
+    "mapped": lambda d: d.map(lambda item: {"n": item["n"] + 1}),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kept", ["in memory", "on disk"])
 def test_a_dataset_object_is_what_it_gives_itself(change: str, kept: str, copy: Path) -> None:
-    dataset = CHANGES[change](make(60) if kept == "in memory" else datasets.load_from_disk(str(copy)))
+    original = make(60) if kept == "in memory" else datasets.load_from_disk(str(copy))
+    dataset = CHANGES[change](original)
     source = HuggingFaceSource(dataset)
-    check(source, dataset)
-    check(pickle.loads(pickle.dumps(source)), dataset)
+    expected = list(map(flat, dataset))
+    order = np.random.default_rng(0).permutation(len(dataset))
+    assert samples_of(source, order) == [expected[row] for row in order]
+    assert samples_of(pickle.loads(pickle.dumps(source))) == expected
+    if (change, kept) == ("as it is", "on disk"):
+        assert samples_of(rf.open(copy)) == expected
+    assert (source.fingerprint == HuggingFaceSource(original).fingerprint) == (change == "as it is")
 
 
 def test_columns_that_were_renamed_cast_or_removed_are_those_it_gives_itself(saved: Path) -> None:
@@ -163,7 +148,7 @@ def test_columns_that_were_renamed_cast_or_removed_are_those_it_gives_itself(sav
     dataset = dataset.cast_column("number", Value("int16"))
     source = HuggingFaceSource(dataset)
     assert source.fields["number"] == Field("dense", "int16")
-    assert [listed(each) for each in source] == list(dataset)
+    assert samples_of(source) == list(dataset)
 
 
 def test_a_format_selects_columns_and_nothing_else(saved: Path) -> None:
@@ -192,7 +177,7 @@ def test_an_indices_mapping_of_older_versions_is_followed(copy: Path) -> None:
     plain = rf.open(copy).fingerprint
     (copy / "state.json").write_text(json.dumps({**state, "_indices_data_files": [{"filename": "indices.arrow"}]}))
     source = rf.open(copy)
-    assert [int(each["n"]) for each in source] == order.tolist()
+    assert [int(sample["n"]) for sample in source] == order.tolist()
     assert int(source.blocks.sum()) == 25
     assert source.fingerprint != plain
     table = pa.table({"indices": pa.array([3, 60], pa.uint64())})
@@ -213,130 +198,44 @@ def test_a_folder_of_splits_asks_for_one(tmp_path: Path) -> None:
         rf.open(tmp_path / "d" / "test", split="test")
 
 
-def test_nulls_are_errors_that_name_the_row_or_masked(tmp_path: Path) -> None:
-    Dataset.from_dict({"n": [1, None, 3], "s": ["a", "b", None]}).save_to_disk(tmp_path / "d")
-    with pytest.raises(SourceError, match=r"null[\s\S]*row 1, column 'n'"):
-        rf.open(tmp_path / "d").fetch([1])
-    masked = rf.open(tmp_path / "d", nulls="mask")
-    assert [bool(each["n_valid"]) for each in masked] == [True, False, True]
-    assert [each["s"] for each in masked] == ["a", "b", ""]
+def test_workers_read_every_sample_of_a_dataset_in_memory_once() -> None:
+    source = HuggingFaceSource(make(60).shuffle(seed=2), columns=["n", "tokens", "flag"])
+    loader = rf.Loader(source, 4, shuffle=True, num_workers=2, worker_kind="process", topology=rf.Topology())
+    assert Counter(n for batch in loader for n in batch["n"].tolist()) == Counter(range(60))
 
 
-def test_arrays_that_are_null_are_masked(tmp_path: Path) -> None:
-    features = Features({"a": Array2D((1, 2), "int32"), "b": Array2D((None, 2), "float32")})
-    rows = {"a": [[[1, 2]], None, [[5, 6]]], "b": [[[1, 2]], [[3, 4], [5, 6]], None]}
-    Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "d")
-    masked = rf.open(tmp_path / "d", nulls="mask")
-    assert [(each["a"].tolist(), bool(each["a_valid"])) for each in masked] == [
-        ([[1, 2]], True),
-        ([[0, 0]], False),
-        ([[5, 6]], True),
-    ]
-    assert [each["b"].tolist() for each in masked] == [[[1, 2]], [[3, 4], [5, 6]], []]
-    assert [bool(each["b_valid"]) for each in masked] == [True, True, False]
+def board(**feature: Any) -> Any:
+    """A change of the description of the column "board"."""
+    return lambda state, info: info["features"].update(board={"dtype": "float32", **feature})
 
 
-def test_the_fingerprint_is_of_the_data_and_not_of_their_place(saved: Path, copy: Path, tmp_path: Path) -> None:
-    assert rf.open(saved).fingerprint == rf.open(copy).fingerprint
-    make(61).save_to_disk(tmp_path / "other", num_shards=3)
-    assert rf.open(tmp_path / "other").fingerprint != rf.open(saved).fingerprint
-    one, other = make(5), make(5).shuffle(seed=1)
-    assert HuggingFaceSource(one).fingerprint != HuggingFaceSource(other).fingerprint
+def data_files(*names: str) -> Any:
+    return lambda state, info: state.update(_data_files=[{"filename": name} for name in names])
 
 
-def test_data_that_were_replaced_are_not_read_on_with(copy: Path) -> None:
-    pickled = pickle.dumps(rf.open(copy))
-    assert len(pickled) < 4000
-    shutil.rmtree(copy)
-    make(59).save_to_disk(copy, num_shards=3)
-    with pytest.raises(CorruptError, match="replaced"):
-        pickle.loads(pickled).fetch([0])
-
-
-@pytest.mark.parametrize("kind", ["thread", "process"])
-@pytest.mark.parametrize("kept", ["in memory", "on disk"])
-def test_every_sample_once_over_ranks_and_workers(kept: str, kind: Any, saved: Path) -> None:
-    dataset = make(60).shuffle(seed=2) if kept == "in memory" else datasets.load_from_disk(str(saved))
-    seen: Counter[int] = Counter()
-    for rank in range(3):
-        topology = rf.Topology(rank=rank, world_size=3, local_rank=rank, local_world_size=3)
-        source = HuggingFaceSource(dataset, columns=["n", "tokens", "flag"])
-        loader = rf.Loader(source, 4, shuffle=True, topology=topology, num_workers=2, worker_kind=kind, window=16)
-        for batch in loader:
-            seen.update(batch["n"].tolist())
-    assert seen == Counter(range(60))
-
-
-def test_bad_folders_are_named(copy: Path) -> None:
-    state = json.loads((copy / "state.json").read_text())
-    info = json.loads((copy / "dataset_info.json").read_text())
-
-    def opened(state: Any, info: Any) -> rf.Source:
-        (copy / "state.json").write_text(state if isinstance(state, str) else json.dumps(state))
-        (copy / "dataset_info.json").write_text(json.dumps(info))
-        return rf.open(copy)
-
-    with pytest.raises(UnsafeError, match=r"outside[\s\S]*\.\./x\.arrow[\s\S]*state\.json"):
-        opened({**state, "_data_files": [{"filename": "../x.arrow"}]}, info)
-    with pytest.raises(SourceError, match=r"gone\.arrow"):
-        opened({**state, "_data_files": [{"filename": "gone.arrow"}]}, info)
-    with pytest.raises(SourceError, match="empty"):
-        opened({**state, "_data_files": []}, info)
-    with pytest.raises(CorruptError, match=r"state\.json"):
-        opened("{", info)
-    features = {**info["features"], "board": {"_type": "Array2D", "dtype": "float32", "shape": [2]}}
-    with pytest.raises(CorruptError, match=r"shape[\s\S]*column 'board'"):
-        opened(state, {**info, "features": features})
-    features["board"]["shape"] = [3, 2]
-    with pytest.raises(CorruptError, match=r"data-00000-of-00003\.arrow[\s\S]*row 0"):
-        opened(state, {**info, "features": features}).fetch([0])
-    # Deeper than the lists that are there.
-    features["board"] = {"_type": "Array5D", "dtype": "float32", "shape": [1, 1, 1, 2, 3]}
-    with pytest.raises(CorruptError, match=r"data-00000-of-00003\.arrow"):
-        opened(state, {**info, "features": features})
-
-
-def test_mutations_end_in_an_error_or_in_samples(tmp_path: Path) -> None:
-    make(20).save_to_disk(tmp_path / "d")
-    seed = fresh_seed()
-    done = subprocess.run(
-        [sys.executable, "-c", FUZZ, str(tmp_path / "d"), str(seed)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert (done.returncode, done.stdout) == (0, "done\n"), f"seed {seed}: {done.stderr[-2000:]}"
-
-
-FUZZ = """
-import random, sys, numpy as np, rankfeed as rf
-from pathlib import Path
-from rankfeed.sources.hf.source import HuggingFaceSource
-folder, seed = Path(sys.argv[1]), int(sys.argv[2])
-chance = random.Random(seed)
-paths = [folder / "state.json", folder / "dataset_info.json", *folder.glob("*.arrow")]
-good = {path: path.read_bytes() for path in paths}
-for turn in range(500):
-    path = chance.choice(paths)
-    bad = bytearray(good[path])
-    where = chance.choice([chance.randrange(len(bad)), chance.randrange(4000) % len(bad)])
-    kind = chance.randrange(4)
-    if kind == 0:
-        del bad[where:]
-    elif kind == 1:
-        bad[where : where + 20] = bad[where : where + 20] * 2
-    else:
-        bad[where] ^= 1 << chance.randrange(8)
-    path.write_bytes(bad)
-    try:
-        source = HuggingFaceSource(folder)
-        source.fetch(np.arange(min(20, len(source))), chance.sample(list(source.fields), 3)).samples()
-    except rf.errors.RankfeedError:
-        pass
-    path.write_bytes(good[path])
-print("done")
-"""
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (data_files("../x.arrow"), UnsafeError, r"outside[\s\S]*\.\./x\.arrow[\s\S]*state\.json"),
+        (data_files("gone.arrow"), SourceError, r"gone\.arrow"),
+        (data_files(), SourceError, "empty"),
+        (lambda state, info: "{", CorruptError, r"state\.json"),
+        (board(_type="Array2D", shape=[2]), CorruptError, r"shape[\s\S]*column 'board'"),
+        (board(_type="Array2D", shape=[3, 2]), CorruptError, r"data-00000-of-00003\.arrow[\s\S]*row 0"),
+        # Deeper than the lists that are there.
+        (board(_type="Array5D", shape=[1, 1, 1, 2, 3]), CorruptError, r"data-00000-of-00003\.arrow"),
+    ],
+)
+def test_a_damaged_description_of_a_folder_is_named(
+    change: Any, error: type[Exception], message: str, copy: Path
+) -> None:
+    paths = [copy / name for name in ("state.json", "dataset_info.json")]
+    described = [json.loads(path.read_text()) for path in paths]
+    text = change(*described)
+    for path, content in zip(paths, described, strict=True):
+        path.write_text(text or json.dumps(content))
+    with pytest.raises(error, match=message):
+        rf.open(copy).fetch([0])
 
 
 def test_what_is_decoded_of_a_dataset_in_memory_is_bounded_and_its_own_memory_counts_for_nothing() -> None:

@@ -2,11 +2,9 @@
 
 import os
 import pickle
-import random
 import shutil
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
@@ -20,9 +18,10 @@ import pyarrow as pa
 import pytest
 import torch
 from lance.blob import blob_array, blob_field
+from tests.support.values import samples_of
 
 import rankfeed as rf
-from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
+from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.lance import process as lance_process
 from rankfeed.sources.lance import source as source_module
 from rankfeed.sources.lance.process import TableHandle, inspect_table
@@ -33,15 +32,15 @@ SIZES = [40, 1, 130, 64, 7, 90]
 
 def rows(first: int, count: int) -> pa.Table:
     ids = range(first, first + count)
-    vectors = pa.array([[each, each + 0.5] for each in ids], pa.list_(pa.float32(), 2))
+    vectors = pa.array([[sample_id, sample_id + 0.5] for sample_id in ids], pa.list_(pa.float32(), 2))
     return pa.table(
         {
             "id": ids,
             "vector": vectors,
-            "tokens": pa.array([list(range(each % 5)) for each in ids], pa.list_(pa.int32())),
-            "nested": [[[each], [1, 2]] for each in ids],
-            "text": ["ä" * (each % 3) for each in ids],
-            "raw": [bytes([each % 256]) * (each % 4) for each in ids],
+            "tokens": pa.array([list(range(sample_id % 5)) for sample_id in ids], pa.list_(pa.int32())),
+            "nested": [[[sample_id], [1, 2]] for sample_id in ids],
+            "text": ["ä" * (sample_id % 3) for sample_id in ids],
+            "raw": [bytes([sample_id % 256]) * (sample_id % 4) for sample_id in ids],
         }
     )
 
@@ -73,33 +72,6 @@ def folder(pristine: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(pristine, tmp_path / "t.lance"))
 
 
-def plain(value: Any) -> Any:
-    """Numbers and arrays as Lance gives them: Python's."""
-    if isinstance(value, list):
-        return [plain(each) for each in value]
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def samples(source: rf.Source, ids: Any) -> list[dict[str, Any]]:
-    return [{name: plain(value) for name, value in each.items()} for each in source.fetch(ids).samples()]
-
-
-def test_rows_are_those_that_lance_reads_in_any_order(pristine: Path, source: LanceSource) -> None:
-    expected = lance.dataset(pristine).to_table().to_pylist()
-    order = np.random.default_rng(1).integers(0, len(source), 900)
-    assert len(source) == len(expected)
-    assert samples(source, range(len(source))) == expected
-    assert samples(source, order) == [expected[each] for each in order]
-    assert {name: str(field) for name, field in source.fields.items()} == {
-        "id": "int64",
-        "vector": "float32[2]",
-        "tokens": "int32[*]",
-        "nested": "object",
-        "text": "str",
-        "raw": "bytes",
-    }
-
-
 def test_blocks_are_fragments_counted_in_rows_that_are_not_deleted(pristine: Path, source: LanceSource) -> None:
     fragments = lance.dataset(pristine).get_fragments()
     assert source.blocks.tolist() == [fragment.count_rows() for fragment in fragments]
@@ -113,14 +85,14 @@ def test_long_ranges_and_single_rows_are_the_same_rows(
 ) -> None:
     monkeypatch.setattr(source_module, "_CHUNK_BYTES", 1000)
     in_ranges = LanceSource(pristine, cache_bytes=10_000)
-    expected = samples(source, range(len(source)))
-    assert samples(in_ranges, range(len(source))) == expected
+    expected = samples_of(source, range(len(source)))
+    assert samples_of(in_ranges, range(len(source))) == expected
     assert np.array_equal(in_ranges.blocks, source.blocks)
     assert in_ranges.fingerprint == source.fingerprint
     ids = np.arange(0, len(source), 5)
     taken = source._take(ids, ("id", "tokens"))
-    assert taken["id"].values.tolist() == [expected[each]["id"] for each in ids]
-    assert np.diff(taken["tokens"].offsets).tolist() == [len(expected[each]["tokens"]) for each in ids]
+    assert taken["id"].values.tolist() == [expected[sample_id]["id"] for sample_id in ids]
+    assert np.diff(taken["tokens"].offsets).tolist() == [len(expected[sample_id]["tokens"]) for sample_id in ids]
 
 
 @pytest.mark.parametrize("condition", ["id % 5 = 0", "id % 90 = 1", "id >= 60 AND id < 175"])
@@ -128,12 +100,12 @@ def test_a_filter_lets_through_what_lance_lets_through(pristine: Path, condition
     source = rf.open(pristine, filter=condition, columns=["id", "text"])
     expected = lance.dataset(pristine).to_table(["id", "text"], filter=condition).to_pylist()
     order = np.random.default_rng(2).permutation(len(expected))
-    assert samples(source, order) == [expected[each] for each in order]
+    assert samples_of(source, order) == [expected[item] for item in order]
     ends = np.cumsum(SIZES)
     fragment = Counter(int(ends.searchsorted(row["id"], side="right")) for row in expected)
     assert source.blocks.tolist() == [fragment[number] for number in range(len(SIZES))]
     again = pickle.loads(pickle.dumps(source))
-    assert (samples(again, order[:9]), again.fingerprint) == (samples(source, order[:9]), source.fingerprint)
+    assert (samples_of(again, order[:9]), again.fingerprint) == (samples_of(source, order[:9]), source.fingerprint)
     assert source.fingerprint != rf.open(pristine, columns=["id", "text"]).fingerprint
 
 
@@ -143,17 +115,13 @@ def test_the_version_is_that_of_the_moment_of_opening_everywhere(folder: Path) -
     travelling = pickle.dumps(source)
     lance.write_dataset(rows(1000, 5), folder, mode="append")
     lance.dataset(folder).delete("id < 10")
-    for each in (source, pickle.loads(travelling), rf.open(folder, version=before)):
-        assert len(each) == sum(source.blocks)
-        assert each.fetch(range(len(each)))["id"].gather()[:3].tolist() == [0, 1, 2]  # type: ignore[attr-defined]
-        assert (each.fingerprint, each.version) == (source.fingerprint, before)  # type: ignore[attr-defined]
+    for item in (source, pickle.loads(travelling), rf.open(folder, version=before)):
+        assert len(item) == sum(source.blocks)
+        assert item.fetch(range(len(item)))["id"].gather()[:3].tolist() == [0, 1, 2]  # type: ignore[attr-defined]
+        assert (item.fingerprint, item.version) == (source.fingerprint, before)  # type: ignore[attr-defined]
     latest = rf.open(folder)
     assert len(latest) == len(source) + 5 - 10 + 1 * (source[9]["id"] > 9)
     assert latest.fingerprint != source.fingerprint
-
-
-def test_the_fingerprint_does_not_depend_on_the_place(folder: Path, source: LanceSource) -> None:
-    assert rf.open(folder).fingerprint == source.fingerprint
 
 
 def test_columns_restrict_what_is_offered_and_read(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +136,7 @@ def test_columns_restrict_what_is_offered_and_read(pristine: Path, monkeypatch: 
 
 
 def blobs(count: int) -> list[bytes]:
-    return [bytes([each]) * (each * 700) for each in range(count)]
+    return [bytes([row]) * (row * 700) for row in range(count)]
 
 
 @pytest.mark.parametrize("encoding", ["1", "2"])
@@ -185,55 +153,49 @@ def test_blobs_are_read_for_the_rows_asked_for_alone(
         table = pa.table([pa.array(range(30)), blob_array(contents)], schema=schema)
         lance.write_dataset(table, tmp_path / "b", max_rows_per_file=8, data_storage_version="2.2")
     lance.dataset(tmp_path / "b").delete("id = 3 OR id = 20")
-    kept = [each for each in range(30) if each not in (3, 20)]
+    kept = [row for row in range(30) if row not in (3, 20)]
     source = rf.open(tmp_path / "b")
     asked: list[tuple[Any, ...]] = []
     real = TableHandle.call
     monkeypatch.setattr(TableHandle, "call", lambda self, *given: asked.append(given) or real(self, *given))
     ids = [25, 0, 7, 7, 3]
-    assert [each["image"] for each in source.fetch(ids).samples()] == [contents[kept[each]] for each in ids]
+    assert source.fetch(ids)["image"].rows() == [contents[kept[sample_id]] for sample_id in ids]
     assert [given[1].tolist() for given in asked if given[0] == "blobs"] == [[0, 3, 7, 25]]
     asked.clear()
     source.expect(ids)
-    assert source.fetch(ids, ["id"])["id"].gather().tolist() == [kept[each] for each in ids]  # type: ignore[attr-defined]
+    assert source.fetch(ids, ["id"])["id"].gather().tolist() == [kept[sample_id] for sample_id in ids]  # type: ignore[attr-defined]
     assert "blobs" not in [given[0] for given in asked]
     loader = rf.Loader(source, 7, shuffle=True)
     assert Counter(
         (int(number), content)
         for batch in loader
         for number, content in zip(batch["id"], batch["image"], strict=True)
-    ) == Counter((each, contents[each]) for each in kept)
+    ) == Counter((item, contents[item]) for item in kept)
 
 
-def test_nulls_are_an_error_that_names_the_row_or_are_masked(tmp_path: Path) -> None:
-    path = tmp_path / "n"
-    field = pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
-    schema = pa.schema([pa.field("x", pa.int64()), field])
-    table = pa.table([[1, 2, None], [b"a", None, b"c"]], schema=schema)
-    lance.write_dataset(table, path, data_storage_version="2.1")
-    source = rf.open(path)
-    with pytest.raises(SourceError, match=r"null[\s\S]*version 1, fragment 0, row 2, column 'x'[\s\S]*nulls="):
-        source.fetch([0, 2], ["x"])
-    for cache in (0, 1 << 30):
-        some = rf.open(path, filter="x is null or x = 2", cache_bytes=cache)
-        with pytest.raises(SourceError, match=r"null[\s\S]*version 1, [a-z 0]*, row 2, column 'x'"):
-            some.fetch([1], ["x"])
-    assert samples(source, [0]) == [{"x": 1, "image": b"a"}]
+def test_a_null_blob_names_its_row_or_is_masked(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"})])
+    lance.write_dataset(pa.table([[b"a", None, b"c"]], schema=schema), tmp_path / "n", data_storage_version="2.1")
     with pytest.raises(SourceError, match=r"null[\s\S]*version 1, row 1, column 'image'[\s\S]*nulls="):
-        source.fetch([2, 1], ["image"])
-    masked = rf.open(path, nulls="mask")
-    assert samples(masked, [2, 1]) == [
-        {"x": 0, "x_valid": False, "image": b"c", "image_valid": True},
-        {"x": 2, "x_valid": True, "image": b"", "image_valid": False},
-    ]
-    assert list(masked.fetch([0], ["image_valid"]).samples()[0].values()) == [True]
+        rf.open(tmp_path / "n").fetch([2, 1])
+    masked = rf.open(tmp_path / "n", nulls="mask")
+    assert [list(sample.values()) for sample in samples_of(masked, [2, 1])] == [[b"c", True], [b"", False]]
+    assert samples_of(masked, [0], ["image_valid"]) == [{"image_valid": True}]
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
+def test_a_null_among_filtered_rows_names_the_row_of_the_table(cache_bytes: int, tmp_path: Path) -> None:
+    lance.write_dataset(pa.table({"x": [1, 2, None]}), tmp_path / "n")
+    source = rf.open(tmp_path / "n", filter="x is null or x = 2", cache_bytes=cache_bytes)
+    with pytest.raises(SourceError, match=r"null[\s\S]*version 1, [a-z 0]*, row 2, column 'x'"):
+        source.fetch([1])
 
 
 def delivered(batches: Iterable[Any]) -> Counter[int]:
     return Counter(
-        int(each)
+        int(item)
         for batch in batches
-        for each in (batch["id"].tolist() if isinstance(batch, dict) else [one["id"] for one in batch])
+        for item in (batch["id"].tolist() if isinstance(batch, dict) else [one["id"] for one in batch])
     )
 
 
@@ -249,16 +211,6 @@ def test_opening_leaves_the_process_fit_to_be_forked(pristine: Path) -> None:
     assert done.stdout.split() == ["False", "True"]
 
 
-@pytest.mark.parametrize("warm", [False, True])
-def test_every_row_once_from_forked_workers_also_after_the_parent_has_read(pristine: Path, warm: bool) -> None:
-    # This process has imported Lance: children that are forked from it must not use it.
-    source = rf.open(pristine)
-    if warm:
-        source.fetch(range(50)).samples()
-    loader = rf.Loader(source, 16, shuffle=True, num_workers=2, worker_kind="process", topology=rf.Topology())
-    assert delivered(loader) == delivered([source.fetch(range(len(source))).samples()])
-
-
 def test_what_is_read_after_an_interrupt_is_what_was_asked_for(
     source: LanceSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,8 +218,8 @@ def test_what_is_read_after_an_interrupt_is_what_was_asked_for(
     handle = pickle.loads(pickle.dumps(source._handle))
 
     def ids(first: int) -> list[int]:
-        found: list[int] = handle.call("span", 0, first, 2, ["id"])["id"].to_pylist()
-        return found
+        result: list[int] = handle.call("span", 0, first, 2, ["id"])["id"].to_pylist()
+        return result
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -372,43 +324,18 @@ def test_twenty_times_every_row_once_under_every_start_method(source: LanceSourc
     stock(source, method, 20)
 
 
-def test_threads_read_at_once(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "_CHUNK_BYTES", 1000)
-    source = LanceSource(pristine, cache_bytes=10_000)
-    expected = samples(source, range(len(source)))
-    wrong: list[int] = []
-
-    def read(seed: int) -> None:
-        ids = np.random.default_rng(seed).integers(0, len(source), (20, 16))
-        wrong.extend(seed for each in ids if samples(source, each) != [expected[row] for row in each])
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong
-
-
-def test_a_version_that_was_cleaned_up_is_named(folder: Path) -> None:
-    source = LanceSource(folder)
-    table = lance.dataset(folder)
-    table.optimize.compact_files(target_rows_per_fragment=10_000)
-    lance.dataset(folder).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
-    with pytest.raises(SourceError, match=rf"version {source.version}[\s\S]*remedy"):
-        source.fetch([0])
-    with pytest.raises(SourceError, match=rf"no version {source.version}[\s\S]*tag it"):
-        rf.open(folder, version=source.version)
-
-
-def test_a_version_that_is_cleaned_up_while_it_is_read_is_named(folder: Path) -> None:
-    source = LanceSource(folder)
+def test_a_version_that_is_cleaned_up_is_named(folder: Path) -> None:
+    unread, source = LanceSource(folder), LanceSource(folder)
     source.fetch([0])
     lance.dataset(folder).optimize.compact_files(target_rows_per_fragment=10_000)
     lance.dataset(folder).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
     for read in (lambda: source.fetch([200]), lambda: source._take(np.array([60, 200]), ("id",))):
         with pytest.raises(CorruptError, match=rf"missing[\s\S]*version {source.version}, fragment [\s\S]*tag it"):
             read()
+    with pytest.raises(SourceError, match=rf"version {source.version}[\s\S]*remedy"):
+        unread.fetch([0])
+    with pytest.raises(SourceError, match=rf"no version {source.version}[\s\S]*tag it"):
+        rf.open(folder, version=source.version)
 
 
 @pytest.mark.parametrize("change", [1, -1000])
@@ -465,58 +392,11 @@ def test_another_table_in_its_place_is_not_read_on_with(folder: Path) -> None:
         pickle.loads(travelling).fetch([0])
 
 
-def test_it_pickles_small_and_without_what_was_read(source: LanceSource) -> None:
-    source.fetch(range(len(source)))
-    assert len(pickle.dumps(source)) < 4000
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_damaged_tables_are_an_error_or_what_the_files_say(pristine: Path, tmp_path: Path) -> None:
-    """In a process of its own each; a library that ends its process is counted, and must stay rare."""
-    rng, ends = random.Random(7), Counter[str]()
-    for number in range(300):
-        folder = Path(shutil.copytree(pristine, tmp_path / str(number)))
-        parts = [path for path in folder.rglob("*") if path.parent.name in ("data", "_deletions", "_versions")]
-        path = rng.choice(parts)
-        content = bytearray(path.read_bytes())
-        where = rng.randrange(len(content))
-        how = rng.choice(["flip", "cut", "repeat", "zero"])
-        if how == "flip":
-            content[where] ^= 1 << rng.randrange(8)
-        elif how == "cut":
-            del content[where:]
-        elif how == "repeat":
-            content[where:where] = content[where : where + rng.randrange(1, 64)]
-        else:
-            content[where : where + 32] = bytes(len(content[where : where + 32]))
-        path.write_bytes(content)
-        done = os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", READ_ALL, str(folder)])
-        ends[{0: "read", 3: "error"}.get(done, f"status {done}")] += 1
-        shutil.rmtree(folder)
-    print(ends)
-    assert ends["read"] + ends["error"] >= 297
-    assert {status for status in ends if status.startswith("status")} <= {"status -6"}
-
-
-READ_ALL = f"""
-import os, signal, sys
-import numpy as np, rankfeed as rf
-os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-signal.alarm(60)
-try:
-    source = rf.open(sys.argv[1])
-    source.fetch(np.arange(len(source))).samples()
-except rf.errors.{RankfeedError.__name__}:
-    os._exit(3)
-"""
-
-
 def test_facts_say_what_there_is(pristine: Path) -> None:
-    found = inspect_table(str(pristine), 7, "id = 50")
-    assert found.fragments.tolist() == [0, 1, 2, 3, 4, 5]
-    assert found.chosen is not None
-    assert lance.dataset(pristine).take(found.chosen, ["id"])["id"].to_pylist() == [50]
+    result = inspect_table(str(pristine), 7, "id = 50")
+    assert result.fragments.tolist() == [0, 1, 2, 3, 4, 5]
+    assert result.chosen is not None
+    assert lance.dataset(pristine).take(result.chosen, ["id"])["id"].to_pylist() == [50]
 
 
 def test_an_encoding_without_a_proper_name_is_told_before_lance_ends_the_process(
@@ -524,7 +404,7 @@ def test_an_encoding_without_a_proper_name_is_told_before_lance_ends_the_process
 ) -> None:
     path = tmp_path / "t.lance"
     shutil.copytree(pristine, path)
-    file = max((path / "data").glob("*.lance"), key=lambda each: each.stat().st_size)
+    file = max((path / "data").glob("*.lance"), key=lambda item: item.stat().st_size)
     content = file.read_bytes()
     at = content.rindex(b"/lance.encodings") + 6
     file.write_bytes(content[:at] + bytes(4) + content[at + 4 :])

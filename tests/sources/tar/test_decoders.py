@@ -5,7 +5,6 @@ import io
 import json
 import pickle
 import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import soundfile
 import torch
 import webdataset
 from PIL import Image
+from tests.support.tar import write_tar
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
@@ -44,13 +44,9 @@ def sound(frames: int, channels: int, rate: int, format: str = "WAV") -> bytes:
 
 
 def tar_of(path: Path, rows: list[dict[str, bytes]]) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for number, row in enumerate(rows):
-            for extension, content in row.items():
-                info = tarfile.TarInfo(f"{number:03d}.{extension}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    return path
+    """An archive of samples by the contents of their members."""
+    members = [(f"{key:03d}.{name}", content) for key, row in enumerate(rows) for name, content in row.items()]
+    return write_tar(path, members)
 
 
 def test_members_are_decoded_as_webdataset_decodes_them(tmp_path: Path) -> None:
@@ -72,7 +68,10 @@ def test_members_are_decoded_as_webdataset_decodes_them(tmp_path: Path) -> None:
     }
     path = tar_of(tmp_path / "a.tar", [row, row])
     theirs = next(iter(webdataset.WebDataset(str(path), shardshuffle=False).decode()))
-    ours = rf.open(path)[1]
+    source = rf.open(path)
+    ours = source[1]
+    kinds = {name: str(source.fields[name]) for name in ("__key__", "txt", "cls", "json", "mp", "npy", "weird")}
+    assert list(kinds.values()) == ["str", "str", "int64", "object", "object", "int64[2, 3]", "bytes"]
     assert ours.keys() - {"__key__"} == row.keys()
     for name in row:
         mine = int(ours[name]) if isinstance(theirs[name], int) else ours[name]
@@ -203,14 +202,14 @@ def test_a_flipped_bit_in_an_archive_is_found_by_its_checksum(tmp_path: Path) ->
     five = np.int64(5000).tobytes()
     assert whole.count(five) == 1
     damaged = [whole.replace(five, five[::-1]), whole.replace(b"(8011,)", b"(1,)   ")]
-    path = tar_of(tmp_path / "a.tar", [{"npz": each} for each in (whole, *damaged)])
+    path = tar_of(tmp_path / "a.tar", [{"npz": item} for item in (whole, *damaged)])
     source = rf.open(path)
-    found = source[0]["npz"]
-    assert {name: array.tolist() for name, array in found.items()} == {
+    result = source[0]["npz"]
+    assert {name: array.tolist() for name, array in result.items()} == {
         "a": list(range(8011)),
         "words": ["x", "yz"],
     }
-    assert found["a"].flags.writeable
+    assert result["a"].flags.writeable
     with pytest.raises(CorruptError, match=r"CRC[\s\S]*a\.tar, sample '001'"):
         source[1]
     with pytest.raises(CorruptError, match=r"contradicts its header[\s\S]*a\.tar, sample '002'"):

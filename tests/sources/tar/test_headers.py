@@ -6,20 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.tar import write_tar
 
 from rankfeed.errors import CorruptError, RankfeedError, SourceError
 from rankfeed.sources.tar.headers import TarMember, TarReader, compression_of, is_header
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
-
-
-def write(path: Path, files: dict[str, bytes], format: int = tarfile.PAX_FORMAT) -> Path:
-    with tarfile.open(path, "w", format=format) as tar:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return path
 
 
 def members(path: Path) -> list[TarMember]:
@@ -44,7 +36,7 @@ def test_every_file_is_found_where_tarfile_finds_it(format: str, tmp_path: Path)
         files |= {"long/" + "x" * 300 + ".txt": b"1", "ünï/çødé.txt": b"2", "y" * 101 + ".a": b""}
     else:
         files |= {"p" * 120 + "/" + "q" * 90 + ".txt": b"3"}  # a name cut into prefix and name
-    path = write(tmp_path / "a.tar", files, FORMATS[format])
+    path = write_tar(tmp_path / "a.tar", files, FORMATS[format])
     assert members(path) == by_tarfile(path)
     content = path.read_bytes()
     assert [content[m.data : m.data + m.size] for m in members(path)] == list(files.values())
@@ -67,7 +59,7 @@ def test_folders_and_devices_are_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE], ids=["hard", "symbolic"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_link_is_refused(kind: bytes, format: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tar", {"0.txt": b"abc"}, FORMATS[format])
+    path = write_tar(tmp_path / "a.tar", {"0.txt": b"abc"}, FORMATS[format])
     name = "1.txt" if format == "ustar" else "n" * 150 + ".txt"
     with tarfile.open(path, "a", format=FORMATS[format]) as tar:
         info = tarfile.TarInfo(name)
@@ -105,20 +97,19 @@ def test_global_headers_are_read_and_those_that_rename_files_refused(tmp_path: P
 
 def test_a_sparse_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
-    for headers in ({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "a.txt"},):
-        with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
-            info = tarfile.TarInfo("GNUSparseFile.1/a.txt")
-            info.pax_headers = headers
-            tar.addfile(info)
-        with pytest.raises(SourceError, match=r"sparse[\s\S]*offset \d+"):
-            members(path)
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("GNUSparseFile.1/a.txt")
+        member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "a.txt"}
+        tar.addfile(member)
+    with pytest.raises(SourceError, match=r"sparse[\s\S]*offset \d+"):
+        members(path)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_archive_that_was_cut_anywhere_is_an_error_or_whole(format: str, tmp_path: Path) -> None:
     name = "n" * 60 if format == "ustar" else "n" * 160
     files = {f"{name}{i}.txt": bytes([65 + i]) * (i * 300) for i in range(4)}
-    path = write(tmp_path / "a.tar", files, FORMATS[format])
+    path = write_tar(tmp_path / "a.tar", files, FORMATS[format])
     whole, expected = path.read_bytes(), members(path)
     end = expected[-1].data + -(-expected[-1].size // 512) * 512
     cut = tmp_path / "cut.tar"
@@ -135,7 +126,7 @@ def test_an_archive_that_was_cut_anywhere_is_an_error_or_whole(format: str, tmp_
 
 
 def test_a_flipped_bit_in_a_header_is_found(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tar", {"a.txt": b"1" * 600, "b.txt": b"2"}, tarfile.USTAR_FORMAT)
+    path = write_tar(tmp_path / "a.tar", {"a.txt": b"1" * 600, "b.txt": b"2"}, tarfile.USTAR_FORMAT)
     whole, expected = path.read_bytes(), members(path)
     for member in expected:
         for place in range(512):
@@ -151,7 +142,7 @@ def test_a_flipped_bit_in_a_header_is_found(tmp_path: Path) -> None:
 
 
 def test_what_lies_behind_the_end_is_not_lost_silently(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tar", {"a.txt": b"1"})
+    path = write_tar(tmp_path / "a.tar", {"a.txt": b"1"})
     path.write_bytes(path.read_bytes() * 2)
     with pytest.raises(CorruptError, match=r"after the end[\s\S]*offset 10240"):
         members(path)
@@ -201,8 +192,8 @@ def test_a_compressed_archive_is_refused_with_the_remedy(mode: str, tmp_path: Pa
 
 
 def test_members_side_by_side_are_read_by_few_calls_and_large_ones_are_skipped(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tar", {f"{i}.txt": b"x" for i in range(2000)}, tarfile.USTAR_FORMAT)
-    large = write(tmp_path / "b.tar", {f"{i}.bin": bytes(1 << 16) for i in range(20)}, tarfile.USTAR_FORMAT)
+    path = write_tar(tmp_path / "a.tar", {f"{i}.txt": b"x" for i in range(2000)}, tarfile.USTAR_FORMAT)
+    large = write_tar(tmp_path / "b.tar", {f"{i}.bin": bytes(1 << 16) for i in range(20)}, tarfile.USTAR_FORMAT)
 
     def cost(path: Path) -> tuple[int, int]:
         """System calls that read, and bytes read."""
@@ -223,7 +214,7 @@ def io_counters() -> dict[str, int]:
 def test_a_long_name_whose_end_was_overwritten_is_an_error_and_not_half_a_name(tmp_path: Path) -> None:
     """Some readers go by the size alone and some on to the next zero: the name would be another for each."""
     name = "d" * 120 + ".txt"
-    whole = write(tmp_path / "a.tar", {name: b"1"}, tarfile.GNU_FORMAT).read_bytes()
+    whole = write_tar(tmp_path / "a.tar", {name: b"1"}, tarfile.GNU_FORMAT).read_bytes()
     for garbage in (b"", b"x"):
         path = tmp_path / f"{len(garbage)}.tar"
         content = bytearray(whole)
@@ -240,7 +231,7 @@ def test_a_long_name_whose_end_was_overwritten_is_an_error_and_not_half_a_name(t
 
 
 def test_damage_that_leaves_the_checksum_right_is_found_in_numbers(tmp_path: Path) -> None:
-    content = bytearray(write(tmp_path / "a.tar", {"a.txt": b"1"}).read_bytes())
+    content = bytearray(write_tar(tmp_path / "a.tar", {"a.txt": b"1"}).read_bytes())
     for field in (range(100, 108), range(108, 116), range(116, 124), range(136, 148)):
         damaged = bytearray(content)
         damaged[field[1]] += 9
@@ -265,7 +256,7 @@ def test_two_names_for_one_file_are_an_error_since_readers_take_either(
 ) -> None:
     names = ["a" * 120 + ".txt", "b" * 120 + ".txt"]
     tars = [
-        write(tmp_path / f"{i}.tar", {name: b"1"}, FORMATS[kind]).read_bytes()
+        write_tar(tmp_path / f"{i}.tar", {name: b"1"}, FORMATS[kind]).read_bytes()
         for i, (kind, name) in enumerate(zip(kinds, names, strict=True))
     ]
     path = tmp_path / "both.tar"

@@ -4,7 +4,6 @@ import dataclasses
 import multiprocessing
 import os
 import signal
-import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.support.tar import write_tar
 
 import rankfeed as rf
 from rankfeed.errors import CorruptError, SourceError
@@ -21,16 +21,14 @@ from rankfeed.sources.tar.index_cache import IndexCache, index_places
 from rankfeed.storage.checksum import digest_of
 
 
-def write_tar(path: Path, names: list[str]) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for name in names:
-            tar.addfile(tarfile.TarInfo(name))
-    return path
+def write_names(path: Path, *names: str) -> Path:
+    """An archive of empty files."""
+    return write_tar(path, dict.fromkeys(names, b""))
 
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
-    return write_tar(tmp_path / "a.tar", ["1.a", "1.b", "2.a", "3.b", "3.a"])
+    return write_names(tmp_path / "a.tar", "1.a", "1.b", "2.a", "3.b", "3.a")
 
 
 def test_an_index_is_read_back_as_it_was_written(shard: Path, tmp_path: Path) -> None:
@@ -41,10 +39,10 @@ def test_an_index_is_read_back_as_it_was_written(shard: Path, tmp_path: Path) ->
     assert again.summary == index.summary
     rows = np.array([2, 0, 1])
     for name, sizes in (("a", [0, 0, 0]), ("b", [0, 0, -1]), ("c", [-1, -1, -1])):
-        for each in (index, again):
-            starts, found = each.locate(name, rows)
-            assert found.tolist() == sizes
-            assert (starts[found >= 0] % 512 == 0).all()
+        for item in (index, again):
+            starts, result = item.locate(name, rows)
+            assert result.tolist() == sizes
+            assert (starts[result >= 0] % 512 == 0).all()
     assert [again.key(row) for row in range(3)] == ["1", "2", "3"]
     (tmp_path / "i").write_bytes(content)
     assert read_summary(str(tmp_path / "i")) == index.summary
@@ -92,10 +90,10 @@ def test_it_is_stored_in_the_cache_folder_if_the_data_folder_is_read_only(
 def test_it_is_renewed_when_the_shard_changes(shard: Path) -> None:
     store = IndexCache()
     store.summaries([str(shard)])
-    write_tar(shard, ["1.a", "2.a", "4.c"])
+    write_names(shard, "1.a", "2.a", "4.c")
     assert store.summaries([str(shard)])[0].samples == 3
-    assert [each.name for each in store.load(str(shard)).summary.extensions] == ["a", "c"]
-    write_tar(shard, ["7.a"] * 1)
+    assert [item.name for item in store.load(str(shard)).summary.extensions] == ["a", "c"]
+    write_names(shard, "7.a")
     assert store.load(str(shard)).summary.samples == 1
 
 
@@ -114,7 +112,7 @@ def test_it_is_made_of_a_shard_whose_time_changes_meanwhile(shard: Path, monkeyp
 
 
 def test_an_index_of_another_shard_is_not_taken(shard: Path, tmp_path: Path) -> None:
-    other = write_tar(tmp_path / "b.tar", ["9.z"])
+    other = write_names(tmp_path / "b.tar", "9.z")
     store = IndexCache()
     store.summaries([str(shard), str(other)])
     places = [index_places(str(path), None)[0] for path in (shard, other)]
@@ -125,9 +123,9 @@ def test_an_index_of_another_shard_is_not_taken(shard: Path, tmp_path: Path) -> 
 def test_an_index_of_another_archive_of_the_same_size_and_time_is_not_used(shard: Path) -> None:
     """Both may be those of a file that was unpacked or copied."""
     assert [sample["__key__"] for sample in rf.open(shard, missing="mask")] == ["1", "2", "3"]
-    found = shard.stat()
-    write_tar(shard, ["1.a", "1.b", "4.a", "3.b", "3.a"])
-    os.utime(shard, ns=(found.st_atime_ns, found.st_mtime_ns))
+    result = shard.stat()
+    write_names(shard, "1.a", "1.b", "4.a", "3.b", "3.a")
+    os.utime(shard, ns=(result.st_atime_ns, result.st_mtime_ns))
     with pytest.raises(CorruptError, match=r"not the one that was indexed[\s\S]*a\.tar[\s\S]*touch"):
         rf.open(shard, missing="mask").fetch([0])
 
@@ -137,7 +135,7 @@ def _index(tar: str, results: "multiprocessing.Queue[int]") -> None:
 
 
 def test_many_processes_index_a_shard_once(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "a.tar", [f"{n}.txt" for n in range(500)])
+    shard = write_names(tmp_path / "a.tar", *(f"{n}.txt" for n in range(500)))
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[int] = context.Queue()
     children = [context.Process(target=_index, args=(str(shard), results)) for _ in range(4)]
@@ -175,7 +173,7 @@ def test_who_waits_says_for_what_and_goes_on_when_the_other_is_killed(
     assert IndexCache().load(str(shard)).summary.samples == 3
     holder.join(timeout=60)
     assert holder.exitcode == -9
-    assert [str(tmp_path) in each for each in said] == [True]
+    assert [str(tmp_path) in item for item in said] == [True]
 
 
 def test_a_damaged_index_that_cannot_be_removed_is_made_anew_elsewhere(

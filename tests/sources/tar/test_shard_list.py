@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ from wids.wids_index import main_create
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
 from rankfeed.sources.tar import shard_list as tar_foreign
+from rankfeed.sources.tar.index import scan
 from rankfeed.sources.tar.source import WebDatasetSource
 
-KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
-
-def write_tar(path: Path, first: int, count: int, format: int = tarfile.PAX_FORMAT) -> Path:
+def write_shard(path: Path, first: int, count: int, format: int = tarfile.PAX_FORMAT) -> Path:
+    """A shard of samples called by their numbers, some of which have long names, with a folder before each."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", format=format) as tar:
         for number in range(first, first + count):
@@ -29,29 +28,15 @@ def write_tar(path: Path, first: int, count: int, format: int = tarfile.PAX_FORM
             folder.type = tarfile.DIRTYPE
             tar.addfile(folder)
             for extension, content in (("txt", f"text {number}" * (number % 90)), ("cls", str(number))):
-                info = tarfile.TarInfo(f"{name}.{extension}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content.encode()))
+                member = tarfile.TarInfo(f"{name}.{extension}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content.encode()))
     return path
 
 
-def offsets_of(path: Path) -> list[int]:
-    """Offsets as Energon's `prepare` takes them: tarfile's, of the first member of each key, and of the end."""
-    offsets, last, end = [], None, 0
-    with tarfile.open(path, "r:") as tar:
-        for info in tar:
-            found = KEY.match(info.name) if info.isreg() else None
-            if found is None:
-                continue
-            if found[1] != last:
-                offsets.append(info.offset)
-                last = found[1]
-            end = info.offset_data + -(-info.size // 512) * 512
-    return [*offsets, end]
-
-
-def write_idx(path: Path, offsets: list[int]) -> None:
-    path.with_name(path.name + ".idx").write_bytes(np.array(offsets, "<u8").tobytes())
+def write_idx(path: Path, offsets: Any) -> None:
+    """The offsets of samples and of the end, as Energon's `prepare` stores them."""
+    path.with_name(path.name + ".idx").write_bytes(np.asarray(offsets, "<u8").tobytes())
 
 
 def energon(folder: Path, *, idx: bool, split: str | None) -> Path:
@@ -60,10 +45,10 @@ def energon(folder: Path, *, idx: bool, split: str | None) -> Path:
     (folder / ".nv-meta").mkdir(parents=True)
     for number, count in enumerate((5, 7, 4)):
         name = f"parts/s{number}.tar"
-        path = write_tar(folder / name, 100 * number, count)
+        path = write_shard(folder / name, 100 * number, count)
         counts[name] = count
         if idx:
-            write_idx(path, offsets_of(path))
+            write_idx(path, scan(str(path)).offsets)
     info = {"energon_version": "7.4.1", "shard_counts": counts}
     (folder / ".nv-meta" / ".info.json").write_text(json.dumps(info))
     if split is not None:
@@ -94,7 +79,7 @@ def test_indexes_of_others_change_nothing(tmp_path: Path) -> None:
     folder = energon(tmp_path / "e", idx=True, split=None)
     path = folder / "parts" / "s1.tar"
     expected = rf.open(folder).fetch(range(16)).samples()
-    write_idx(path, [0, *offsets_of(path)[2:]])
+    write_idx(path, [0, *scan(str(path)).offsets[2:]])
     assert rf.open(folder).fetch(range(16)).samples() == expected
 
 
@@ -190,7 +175,7 @@ def descriptor(folder: Path, shards: list[Path], **more: Any) -> Path:
 
 
 def test_a_wids_descriptor_is_read_as_wids_reads_it(tmp_path: Path) -> None:
-    shards = [write_tar(tmp_path / f"s{n}.tar", 50 * n, 6, tarfile.USTAR_FORMAT) for n in range(3)]
+    shards = [write_shard(tmp_path / f"s{n}.tar", 50 * n, 6, tarfile.USTAR_FORMAT) for n in range(3)]
     path = descriptor(tmp_path, shards)
     theirs = wids.ShardListDataset(str(path), cache_dir=str(tmp_path / "cache"), transformations=[lambda x: x])
     content = json.loads(path.read_text())
@@ -204,7 +189,7 @@ def test_a_wids_descriptor_is_read_as_wids_reads_it(tmp_path: Path) -> None:
 
 
 def test_what_a_wids_descriptor_says_is_checked(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "s.tar", 0, 6)
+    shard = write_shard(tmp_path / "s.tar", 0, 6)
     good = {"url": "s.tar", "nsamples": 6, "filesize": shard.stat().st_size}
     path = tmp_path / "index.json"
 
