@@ -93,8 +93,10 @@ FORMATS = {
         "pyg.saved:PyGFileSource",
         is_single=True,
     ),
-    "csv": Format("CSV files", "text.detect:is_csv", "text.source:CsvSource"),
-    "jsonl": Format("files with a JSON object in each line", "text.detect:is_jsonl", "text.source:JsonlSource"),
+    "csv": Format("CSV files", "text.text_files:is_csv", "text.source:CsvSource"),
+    "jsonl": Format(
+        "files with a JSON object in each line", "text.text_files:is_jsonl", "text.source:JsonlSource"
+    ),
 }
 
 
