@@ -61,7 +61,7 @@ class JsonParser(TextParser):
         content = text.content
         for word in _WORDS:
             content = content.replace(word, b"0")
-        for number, line in enumerate(BytesIO(content), text.first_line):
+        for line_number, line in enumerate(BytesIO(content), text.first_line):
             try:
                 _decode(line.decode())
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -70,17 +70,17 @@ class JsonParser(TextParser):
                         "a line is not one JSON object",
                         expected="a complete object in UTF-8",
                         found=error,
-                        where=f"{text.path}, line {number}",
+                        where=f"{text.path}, line {line_number}",
                         remedy="correct or remove the line, or write the file again",
                     ) from error
             except RecursionError as error:
-                raise _nested_too_deeply(text, number) from error
+                raise _nested_too_deeply(text, line_number) from error
             if line.count(b"[") + line.count(b"{") > _MOST_LEVELS:
                 nested = _STRING.sub(b"", line).translate(_PARENTHESES, _NO_BRACKETS)
                 for _ in range(_MOST_LEVELS):
                     nested = nested.replace(b"()", b"")
                 if nested:
-                    raise _nested_too_deeply(text, number)
+                    raise _nested_too_deeply(text, line_number)
         _check_keys(text)
 
     def _parse(self, text: Text, types: Mapping[str, Any], names: Sequence[str] | None) -> Any:
@@ -105,7 +105,7 @@ class JsonParser(TextParser):
             message = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
             where = text.path
             if row := _ROW.search(message):  # empty lines are not rows
-                rows = (number for number, line in _lines(text) if line.strip())
+                rows = (line_number for line_number, line in _lines(text) if line.strip())
                 where = f"{where}, line {next(islice(rows, int(row[1]), None), '?')}"
             raise CorruptError("the text cannot be parsed", found=message, where=where, remedy=REMEDY) from error
 
@@ -122,10 +122,10 @@ class JsonParser(TextParser):
             elif type(value) is int and kind == "double" and is_rounded(value):
                 yield name, value
 
-        for number, line in _lines(text):
+        for line_number, line in _lines(text):
             if _LONG_INTEGER.search(line):
                 for name, integer in walk(field.name or UNNAMED, field.type, json.loads(line).get(field.name)):
-                    yield f"line {number}", name, integer
+                    yield f"line {line_number}", name, integer
 
 
 def _lines(text: Text) -> Iterator[tuple[int, bytes]]:
@@ -133,11 +133,11 @@ def _lines(text: Text) -> Iterator[tuple[int, bytes]]:
     return enumerate(BytesIO(text.content), text.first_line)
 
 
-def _nested_too_deeply(text: Text, line: int) -> SourceError:
+def _nested_too_deeply(text: Text, line_number: int) -> SourceError:
     return SourceError(
         "a line of JSON is nested too deeply",
         expected=f"up to {_MOST_LEVELS} levels",
-        where=f"{text.path}, line {line}",
+        where=f"{text.path}, line {line_number}",
         remedy="write the inner part as a string",
     )
 

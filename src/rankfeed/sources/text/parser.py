@@ -87,10 +87,10 @@ class TextParser(ABC):
                         rounded.setdefault(name, (line, integer))
             for name, (line, integer) in rounded.items():
                 if schema is None:
-                    known = types_by_name(table.schema)
-                    known[field.name] = _with_uint64(field.name or UNNAMED, known[field.name], name)
+                    types = types_by_name(table.schema)
+                    types[field.name] = _with_uint64(field.name or UNNAMED, types[field.name], name)
                     with suppress(CorruptError):  # a number is negative, has a fraction or does not fit
-                        table = self._parse(text, known, None)
+                        table = self._parse(text, types, None)
                         continue
                 lossy = f"; if its exact value does not matter, types={{{field.name!r}: 'float64'}}"
                 raise SourceError(

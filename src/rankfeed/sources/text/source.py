@@ -40,10 +40,10 @@ class _TextSource(Source):
             digests.append(digest_of(content))
         parser.check_types(list(names), listed(self._paths))
         schema = _common_schema(self._paths, [table.schema for table in tables], columns)
-        known = fields_of(schema, nulls=nulls, columns=columns)
-        self.derived = masks_of(known, nulls)
+        all_fields = fields_of(schema, nulls=nulls, columns=columns)
+        self.derived = masks_of(all_fields, nulls)
         self.logical_types = logical_types_of(schema)
-        fields = {name: known[name] for name in check_columns(columns, known, self.derived)}
+        fields = {name: all_fields[name] for name in check_columns(columns, all_fields, self.derived)}
         wanted = [schema.field(name) for name in roots_of(schema, fields)]
         self._buffers: list[dict[str, ColumnBuffer]] = []
         for path, table in zip(self._paths, tables, strict=True):
@@ -58,7 +58,7 @@ class _TextSource(Source):
         blocks = even_blocks(rows, rows * BLOCK_BYTES // max(1, nbytes))
         root = common_root(self._paths)
         relative = [os.path.relpath(path, root) for path in self._paths]
-        facts = [*relative, *digests, *(f"{name}:{field}" for name, field in known.items())]
+        facts = [*relative, *digests, *(f"{name}:{field}" for name, field in all_fields.items())]
         fingerprint = digest_of(kind.encode(), *map(os.fsencode, facts))
         self._init_samples(label(self._paths), fields, blocks, fingerprint)
 
@@ -69,9 +69,7 @@ class _TextSource(Source):
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         groups = by_chunk(ids, self._starts)
-        return columns_from_buffers(
-            self._fields, names, groups, [self._buffers[number] for number in groups.numbers]
-        )
+        return columns_from_buffers(self._fields, names, groups, [self._buffers[file] for file in groups.numbers])
 
 
 class CsvSource(_TextSource):
@@ -258,7 +256,7 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
                 if pa.uint64() in (kind, other) and pa.types.is_integer(kind) and pa.types.is_integer(other):
                     kind = pa.uint64()
                     continue
-                both = [pa.schema([(name, each)]) for each in (kind, other)]
+                both = [pa.schema([(name, one)]) for one in (kind, other)]
                 kind = pa.unify_schemas(both, promote_options="permissive").field(0).type
             except pa.ArrowException as error:
                 if columns is None or any(_contains(name, column) for column in columns):
