@@ -140,8 +140,8 @@ class LanceSource(ChunkedSource):
         table = pa.table({column: pa.array(contents, pa.large_binary())})
         return read_columns(table, fields, where=self._where, first_row=rows, nulls=self._nulls)
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-        return self._take(np.arange(self._chunk_starts[number], self._chunk_starts[number + 1]), names)
+    def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
+        return self._take(np.arange(self._chunk_starts[index], self._chunk_starts[index + 1]), names)
 
     def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         rows = self._rows(ids)

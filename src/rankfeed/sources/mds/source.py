@@ -115,10 +115,10 @@ class MdsSource(ChunkedSource):
             if self._shards[number].compression is not None:
                 self._cache.prefetch((number, ()), self._loader(number, ()))
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-        shard = self._shards[number]
+    def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
+        shard = self._shards[index]
         content = read_shard(map_file(shard.path), shard)
-        self.files.check(number)
+        self.files.check(index)
         return {"": content}
 
     def _content(self, number: int, used: int) -> ColumnBuffer:
