@@ -23,8 +23,8 @@ from tests.support.seeds import fresh_seed
 import rankfeed as rf
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
+from rankfeed.sources.arrow.arrow_source import ArrowSource
 from rankfeed.sources.arrow.file import ArrowFile
-from rankfeed.sources.arrow.source import ArrowSource
 
 KINDS = {
     "x": pa.float32(),
@@ -644,7 +644,7 @@ def test_lists_of_elements_without_bytes_keep_their_lengths(tmp_path: Path) -> N
 FUZZ = """
 import random, sys, numpy as np, rankfeed as rf
 from pathlib import Path
-from rankfeed.sources.arrow.source import ArrowSource
+from rankfeed.sources.arrow.arrow_source import ArrowSource
 path, seed = Path(sys.argv[1]), int(sys.argv[2])
 chance = random.Random(seed)
 good = path.read_bytes()

@@ -15,7 +15,7 @@ from wids.wids_index import main_create
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
 from rankfeed.sources.tar import shard_list as tar_foreign
-from rankfeed.sources.tar.source import WebDatasetSource
+from rankfeed.sources.tar.tar_source import WebDatasetSource
 
 KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 

@@ -25,8 +25,8 @@ from rankfeed.columns.columns import Dense, Ragged
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
 from rankfeed.sources.open import detect
 from rankfeed.sources.tar import decompress as tar_compressed
-from rankfeed.sources.tar import source as tar_source
-from rankfeed.sources.tar.source import WebDatasetSource
+from rankfeed.sources.tar import tar_source as tar_source
+from rankfeed.sources.tar.tar_source import WebDatasetSource
 
 RNG = np.random.default_rng(0)
 ROWS: list[dict[str, Any]] = [

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
-from rankfeed.sources.text import source as delimited
 from rankfeed.sources.text import text_files
+from rankfeed.sources.text import text_source as delimited
 from rankfeed.sources.text.json_parser import JsonParser
 from rankfeed.sources.text.parser import Text
-from rankfeed.sources.text.source import CsvSource, JsonlSource, is_large, rows
+from rankfeed.sources.text.text_source import CsvSource, JsonlSource, is_large, rows
 
 ROWS = [{"id": i, "score": i / 4, "name": f"n{i}, é", "tokens": list(range(i % 4))} for i in range(300)]
 

@@ -14,7 +14,7 @@ from typing import Any
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.parallel import in_parallel
-from rankfeed.sources.parquet.detect import ENCRYPTED, MAGIC, SUMMARY_FILES
+from rankfeed.sources.parquet.parquet_files import ENCRYPTED, MAGIC, SUMMARY_FILES
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.file_errors import file_errors
 

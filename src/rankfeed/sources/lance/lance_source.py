@@ -12,7 +12,7 @@ from rankfeed._util.validate import check_int, check_name, check_optional, inval
 from rankfeed.columns.columns import Column, ColumnBuffer, column_from_parts
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
-from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.arrow_columns import read_columns
 from rankfeed.sources.arrow.types import Nulls, fields_of, logical_types_of, masks_of, parents_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.lance.process import TableHandle, inspect_table

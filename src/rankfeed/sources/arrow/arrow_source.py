@@ -14,8 +14,8 @@ from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Dense, column_from_parts
 from rankfeed.columns.pointers import RowPointers, file_of
 from rankfeed.errors import RankfeedError
-from rankfeed.sources.arrow.columns import read_columns
-from rankfeed.sources.arrow.detect import arrow_files
+from rankfeed.sources.arrow.arrow_columns import read_columns
+from rankfeed.sources.arrow.arrow_files import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import ArrowFile
 from rankfeed.sources.arrow.types import (

@@ -14,13 +14,13 @@ from rankfeed._util.validate import check_columns_option, check_name, check_opti
 from rankfeed.columns.columns import Column, Dense
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
+from rankfeed.sources.arrow.arrow_source import ArrowSource
+from rankfeed.sources.arrow.arrow_table import ArrowTableSource
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import read_schema
-from rankfeed.sources.arrow.source import ArrowSource
-from rankfeed.sources.arrow.table import ArrowTableSource
 from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, labels_of_features, masks_of
 from rankfeed.sources.chunked import CACHE_BYTES
-from rankfeed.sources.hf.detect import DICT_NAME, INFO_NAME, STATE_NAME
+from rankfeed.sources.hf.hf_files import DICT_NAME, INFO_NAME, STATE_NAME
 from rankfeed.sources.json_index import read_json
 from rankfeed.sources.source import Int64, SourceView, check_columns, check_ids, check_same_data, even_blocks
 from rankfeed.storage.checksum import digest_of

@@ -13,7 +13,7 @@ from rankfeed._util.validate import check_int
 from rankfeed.columns.columns import Column, ColumnBuffer
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
-from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.arrow_columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import (
     Nulls,
@@ -26,8 +26,8 @@ from rankfeed.sources.arrow.types import (
     parents_of,
 )
 from rankfeed.sources.chunked import CACHE_BYTES, Chunk, ChunkCache, ChunkedSource
-from rankfeed.sources.parquet.detect import list_files
 from rankfeed.sources.parquet.footer import read_footers
+from rankfeed.sources.parquet.parquet_files import list_files
 from rankfeed.sources.parquet.partitions import Partitions
 from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader
 from rankfeed.sources.parquet.row_groups import RowGroupPart, cut_row_groups

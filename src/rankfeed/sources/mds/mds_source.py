@@ -13,9 +13,9 @@ from rankfeed.columns.columns import Column, ColumnBuffer, Part, column_from_par
 from rankfeed.columns.pointers import file_of
 from rankfeed.errors import UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
-from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
 from rankfeed.sources.mds.encodings import encoding_of
-from rankfeed.sources.mds.index import MdsShard, read_indexes
+from rankfeed.sources.mds.mds_files import INDEX_NAME, mds_folders
+from rankfeed.sources.mds.mds_index import MdsShard, read_indexes
 from rankfeed.sources.mds.shard import locate, read_shard
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.scattered import ByteSlices

@@ -9,7 +9,7 @@ import numpy as np
 from rankfeed.columns.chunk_groups import ChunkGroups, by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Columns, columns_from_buffers
 from rankfeed.errors import CorruptError, SourceError, listed
-from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.arrow_columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, logical_types_of, masks_of, roots_of
 from rankfeed.sources.paths import Paths, common_root, label

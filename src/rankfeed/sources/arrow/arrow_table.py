@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rankfeed.columns.columns import ColumnBuffer
-from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.arrow_columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, logical_types_of, masks_of, roots_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
