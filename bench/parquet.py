@@ -278,7 +278,7 @@ def anonymous_bytes() -> int:
 
 def contend(label: str, path: str) -> dict[str, float]:
     """Seconds and peak memory of one contestant, in this process."""
-    for module in ("loading", "sources.parquet.source"):  # which rankfeed imports at the first use
+    for module in ("loading", "sources.parquet.parquet_source"):  # which rankfeed imports at the first use
         importlib.import_module(f"rankfeed.{module}")
     before, done = anonymous_bytes(), threading.Event()
     peak = before

@@ -29,7 +29,7 @@ def write(
     Example: srun -n 8 rankfeed write raw/ written/ --runner ranks
     """
     from rankfeed.sources import open as open_source
-    from rankfeed.sources.text.source import is_large, rows
+    from rankfeed.sources.text.text_source import is_large, rows
     from rankfeed.writer import write as write_dataset
 
     # Text files that are too large to be opened are read as a stream.

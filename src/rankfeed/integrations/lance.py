@@ -14,8 +14,8 @@ from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.plan import Cursor, Plan, Schedule
 from rankfeed.sources.extras import need
+from rankfeed.sources.lance.lance_table import LanceTable, TableInfo
 from rankfeed.sources.lance.process import IsolatedTable, forked_from_lance
-from rankfeed.sources.lance.table import LanceTable, TableInfo
 from rankfeed.sources.source import Int64
 from rankfeed.topology import Topology
 

@@ -85,10 +85,10 @@ class ChunkedSource(Source):
         return max(1, _WINDOW_BYTES * int(self._chunk_starts[-1]) // self.decoded_bytes)
 
     @abstractmethod
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> Chunk:
+    def _load_chunk(self, index: int, names: tuple[str, ...]) -> Chunk:
         """Decode some columns of a chunk, in any thread of the reading process."""
 
-    def _can_prefetch(self, number: int, names: tuple[str, ...]) -> bool:
+    def _can_prefetch(self, index: int, names: tuple[str, ...]) -> bool:
         """Whether decoding a chunk that is announced does not decode many others on the way."""
         return True
 
@@ -164,8 +164,8 @@ class ChunkedSource(Source):
             if self._can_prefetch(number, names):
                 self._cache.prefetch((number, names), self._loader(number, names))
 
-    def _loader(self, number: int, names: tuple[str, ...]) -> Callable[[], Chunk]:
-        return partial(self._load_chunk, number, names)
+    def _loader(self, index: int, names: tuple[str, ...]) -> Callable[[], Chunk]:
+        return partial(self._load_chunk, index, names)
 
 
 class CacheLookups(threading.local):

@@ -60,41 +60,47 @@ class Format:
 #: In the order of detection.
 FORMATS = {
     "packed": Format(
-        "a folder that rankfeed.write wrote", "arrow.detect:is_packed", "packed:PackedSource", is_single=True
+        "a folder that rankfeed.write wrote", "arrow.arrow_files:is_packed", "packed:PackedSource", is_single=True
     ),
-    "numpy": Format(".npy or .npz files", "npy.detect:is_numpy", "npy.layout:open_numpy"),
+    "numpy": Format(".npy or .npz files", "npy.npy_files:is_numpy", "npy.layout:open_numpy"),
     "lance": Format(
         "a Lance table (a folder with _versions)",
-        "lance.detect:is_lance",
-        "lance.source:LanceSource",
+        "lance.lance_files:is_lance",
+        "lance.lance_source:LanceSource",
         is_single=True,
     ),
     "webdataset": Format(
-        "WebDataset tar shards (.tar)", "tar.detect:is_webdataset", "tar.source:WebDatasetSource"
+        "WebDataset tar shards (.tar)", "tar.tar_files:is_webdataset", "tar.tar_source:WebDatasetSource"
     ),
     "parquet": Format(
-        "Parquet files (or a folder of them)", "parquet.detect:is_parquet", "parquet.source:ParquetSource"
+        "Parquet files (or a folder of them)",
+        "parquet.parquet_files:is_parquet",
+        "parquet.parquet_source:ParquetSource",
     ),
     "huggingface": Format(
         "a folder of Hugging Face datasets (save_to_disk)",
-        "hf.detect:is_saved_to_disk",
-        "hf.source:HuggingFaceSource",
+        "hf.hf_files:is_saved_to_disk",
+        "hf.hf_source:HuggingFaceSource",
         is_single=True,
     ),
     "arrow": Format(
-        "Arrow IPC files or streams (.arrow, .feather)", "arrow.detect:is_arrow", "arrow.source:ArrowSource"
+        "Arrow IPC files or streams (.arrow, .feather)",
+        "arrow.arrow_files:is_arrow",
+        "arrow.arrow_source:ArrowSource",
     ),
     "mds": Format(
-        "an MDS folder of MosaicML Streaming (with index.json)", "mds.detect:is_mds", "mds.source:MdsSource"
+        "an MDS folder of MosaicML Streaming (with index.json)", "mds.mds_files:is_mds", "mds.mds_source:MdsSource"
     ),
     "pyg": Format(
         "a dataset that PyTorch Geometric saved (processed/data.pt)",
-        "pyg.detect:is_pyg",
+        "pyg.pyg_files:is_pyg",
         "pyg.saved:PyGFileSource",
         is_single=True,
     ),
-    "csv": Format("CSV files", "text.detect:is_csv", "text.source:CsvSource"),
-    "jsonl": Format("files with a JSON object in each line", "text.detect:is_jsonl", "text.source:JsonlSource"),
+    "csv": Format("CSV files", "text.text_files:is_csv", "text.text_source:CsvSource"),
+    "jsonl": Format(
+        "files with a JSON object in each line", "text.text_files:is_jsonl", "text.text_source:JsonlSource"
+    ),
 }
 
 

@@ -266,11 +266,11 @@ def from_dataset(dataset: Any, *, fields: Any = None, ragged: Sequence[str | int
     """
     source: Callable[..., Source] | None = None
     if "torch_geometric" in sys.modules:  # otherwise there are no graphs
-        from rankfeed.sources.pyg.source import PyGSource, is_graphs
+        from rankfeed.sources.pyg.pyg_source import PyGSource, is_graphs
 
         source = PyGSource if is_graphs(dataset) else None
     if source is None and "datasets" in sys.modules:
-        from rankfeed.sources.hf.source import HuggingFaceSource, is_dataset
+        from rankfeed.sources.hf.hf_source import HuggingFaceSource, is_dataset
 
         source = HuggingFaceSource if is_dataset(dataset) else None
     if source is None:

@@ -20,7 +20,7 @@ import rankfeed as rf
 from rankfeed.columns.columns import ColumnBuffer, column_from_parts
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.arrow_columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import fields_of, roots_of
 

@@ -19,8 +19,8 @@ from tests.support.values import samples_of
 import rankfeed as rf
 from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError, SourceError
+from rankfeed.sources.arrow.arrow_source import ArrowSource
 from rankfeed.sources.arrow.file import ArrowFile
-from rankfeed.sources.arrow.source import ArrowSource
 
 
 def write(path: Path, batches: list[Any], *, stream: bool = False, compression: str | None = None) -> Path:

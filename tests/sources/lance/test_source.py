@@ -22,10 +22,10 @@ from tests.support.values import samples_of
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
+from rankfeed.sources.lance import lance_source as source_module
 from rankfeed.sources.lance import process as lance_process
-from rankfeed.sources.lance import source as source_module
+from rankfeed.sources.lance.lance_source import LanceSource
 from rankfeed.sources.lance.process import TableHandle, inspect_table
-from rankfeed.sources.lance.source import LanceSource
 
 SIZES = [40, 1, 130, 64, 7, 90]
 
@@ -254,7 +254,7 @@ def handler(*_):
 
 def trace(frame, event, argument):
     code = frame.f_code
-    if code.co_name == name and code.co_filename.endswith(("lance/process.py", "lance/table.py", "connection.py")):
+    if code.co_name == name and code.co_filename.endswith(("lance/process.py", "lance_table.py", "connection.py")):
         sys.settrace(None)
         signal.raise_signal(signal.SIGUSR1)
 

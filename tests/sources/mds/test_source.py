@@ -19,7 +19,7 @@ from rankfeed.columns.field import Field
 from rankfeed.columns.pointers import Memory
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
 from rankfeed.sources.mds.encodings import encoding_of
-from rankfeed.sources.mds.source import MdsSource
+from rankfeed.sources.mds.mds_source import MdsSource
 from rankfeed.sources.scattered import ByteSlices
 
 COLUMNS = {

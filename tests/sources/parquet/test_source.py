@@ -31,9 +31,9 @@ from tests.support.values import plain, samples_of
 import rankfeed as rf
 from rankfeed.diagnostics import verify_data
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
+from rankfeed.sources.parquet import parquet_source as parquet
 from rankfeed.sources.parquet import reader as parquet_rows
-from rankfeed.sources.parquet import source as parquet
-from rankfeed.sources.parquet.source import ParquetSource
+from rankfeed.sources.parquet.parquet_source import ParquetSource
 
 ROWS = 700
 

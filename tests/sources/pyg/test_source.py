@@ -18,8 +18,8 @@ from torch_geometric.loader import DataLoader
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
 from rankfeed.sources.pyg.batch import join_graphs
+from rankfeed.sources.pyg.pyg_source import PyGSource, is_graphs
 from rankfeed.sources.pyg.readers import Graphs
-from rankfeed.sources.pyg.source import PyGSource, is_graphs
 
 ONE = rf.Topology()
 

@@ -16,8 +16,8 @@ from tests.support.tar import write_tar
 import rankfeed as rf
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.tar import index_cache as tar_store
-from rankfeed.sources.tar.index import decode, encode, read_summary, scan
 from rankfeed.sources.tar.index_cache import IndexCache, index_places
+from rankfeed.sources.tar.tar_index import decode, encode, read_summary, scan
 from rankfeed.storage.checksum import digest_of
 
 

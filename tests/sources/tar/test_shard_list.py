@@ -14,8 +14,8 @@ from wids.wids_index import main_create
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
 from rankfeed.sources.tar import shard_list as tar_foreign
-from rankfeed.sources.tar.index import scan
-from rankfeed.sources.tar.source import WebDatasetSource
+from rankfeed.sources.tar.tar_index import scan
+from rankfeed.sources.tar.tar_source import WebDatasetSource
 
 
 def write_shard(path: Path, first: int, count: int, format: int = tarfile.PAX_FORMAT) -> Path:

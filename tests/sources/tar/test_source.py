@@ -21,7 +21,7 @@ import rankfeed as rf
 from rankfeed.columns.columns import Dense, Ragged
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
 from rankfeed.sources.tar import decompress as tar_compressed
-from rankfeed.sources.tar import source as tar_source
+from rankfeed.sources.tar import tar_source as tar_source
 
 
 def write_shards(folder: Path, rows: Sequence[dict[str, Any]], each: int = 37) -> Path:

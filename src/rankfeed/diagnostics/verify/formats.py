@@ -15,17 +15,17 @@ import numpy as np
 from rankfeed.errors import RankfeedError, SourceError, UnsafeError, describe_error
 from rankfeed.sources import Source
 from rankfeed.sources import open as open_source
-from rankfeed.sources.mds.detect import mds_folders
-from rankfeed.sources.mds.index import MdsShard, examine_index
+from rankfeed.sources.mds.mds_files import mds_folders
+from rankfeed.sources.mds.mds_index import MdsShard, examine_index
 from rankfeed.sources.mds.shard import is_hashed, locate, read_shard
 from rankfeed.sources.open import FORMATS, detect
 from rankfeed.sources.packed import check_shard
-from rankfeed.sources.parquet.detect import list_files
+from rankfeed.sources.parquet.parquet_files import list_files
 from rankfeed.sources.paths import expand, files_in
-from rankfeed.sources.tar.detect import is_wids
-from rankfeed.sources.tar.index import TarIndex, encode, read_summary, scan
 from rankfeed.sources.tar.index_cache import index_places
 from rankfeed.sources.tar.shard_list import list_shards, read_wids
+from rankfeed.sources.tar.tar_files import is_wids
+from rankfeed.sources.tar.tar_index import TarIndex, encode, read_summary, scan
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.manifest import load_manifest
 from rankfeed.storage.mapped import map_file

@@ -39,13 +39,13 @@ class _Ipc:
         if self.is_file:
             self._reader = pa.ipc.open_file(self._buffer, options=pa.ipc.IpcReadOptions(use_threads=False))
             self.schema, count = self._reader.schema, self._reader.num_record_batches
-            found: list[_Message] = []
+            messages: list[_Message] = []
             with suppress(pa.ArrowException, OSError, ValueError):  # polars leaves gaps between the messages
-                found += _scan(data, 8, count)
-            self.is_compressed = any(message.is_compressed for message in found)
-            self.rows = [message.rows for message in found if message.rows is not None]
+                messages += _scan(data, 8, count)
+            self.is_compressed = any(message.is_compressed for message in messages)
+            self.rows = [message.rows for message in messages if message.rows is not None]
             if len(self.rows) != count:
-                self.rows = [self._reader.get_batch(number).num_rows for number in range(count)]
+                self.rows = [self._reader.get_batch(index).num_rows for index in range(count)]
             return
         messages = list(_scan(data, 0))
         self._batches = [message for message in messages if message.rows is not None]
@@ -70,23 +70,23 @@ class _Ipc:
         import pyarrow as pa
 
         if self.is_file:
-            return (self._reader.get_batch(number) for number in range(len(self.rows)))
+            return (self._reader.get_batch(index) for index in range(len(self.rows)))
         stream = pa.ipc.open_stream(self._buffer, options=pa.ipc.IpcReadOptions(use_threads=False))
         return (stream.read_next_batch() for _ in self.rows)
 
-    def read(self, number: int, columns: Sequence[int], *, is_compressed: bool) -> Any:
+    def read(self, index: int, columns: Sequence[int], *, is_compressed: bool) -> Any:
         """A record batch; other columns than the given ones are not decoded."""
         import pyarrow as pa
 
         if self.is_file and not is_compressed:
-            return self._reader.get_batch(number)
+            return self._reader.get_batch(index)
         options = pa.ipc.IpcReadOptions(included_fields=list(columns), use_threads=False)
         if self.is_file:
-            return pa.ipc.open_file(self._buffer, options=options).get_batch(number)
-        batch = self._batches[number]
+            return pa.ipc.open_file(self._buffer, options=options).get_batch(index)
+        batch = self._batches[index]
         # A record batch needs the schema and all dictionaries before it: later ones may extend earlier ones.
-        before = [each for each in self._others if each.start < batch.start]
-        pieces = _Pieces([self._data[each.start : each.end].data for each in [*before, batch]])
+        messages = [*(message for message in self._others if message.start < batch.start), batch]
+        pieces = _Pieces([self._data[message.start : message.end].data for message in messages])
         return pa.ipc.open_stream(pieces, options=options).read_next_batch()
 
 
@@ -125,22 +125,23 @@ def _scan(data: Bytes, start: int, max_batches: int = _MAX_ROWS) -> Iterator[_Me
 
 
 def _has_compression(metadata: bytes) -> bool:
-    """Whether the metadata of a record batch have the field ``compression``, which pyarrow does not tell.
+    """Whether the metadata of a record batch have the field ``compression``.
 
-    They are a FlatBuffers table "Message", whose field 2 is a table "RecordBatch", whose field 3 it is.
+    pyarrow shows it only by decoding the record batch, which may take any amount of memory. The metadata are a
+    FlatBuffers table "Message", whose field 2 is a table "RecordBatch", whose field 3 it is.
     """
 
-    def number(place: int, size: int) -> int:
-        return int.from_bytes(metadata[place : place + size], "little", signed=size == 4)
+    def integer(offset: int, size: int) -> int:
+        return int.from_bytes(metadata[offset : offset + size], "little", signed=size == 4)
 
-    def place_of(table: int, field: int) -> int:
-        fields = table - number(table, 4)
+    def offset_of(table: int, field: int) -> int:
+        vtable = table - integer(table, 4)
         slot = 4 + 2 * field
-        offset = number(fields + slot, 2) if slot < number(fields, 2) else 0
+        offset = integer(vtable + slot, 2) if slot < integer(vtable, 2) else 0
         return table + offset if offset else 0
 
-    batch = place_of(number(0, 4), 2)
-    return place_of(batch + number(batch, 4), 3) > 0
+    batch = offset_of(integer(0, 4), 2)
+    return offset_of(batch + integer(batch, 4), 3) > 0
 
 
 class _Pieces:
@@ -154,8 +155,8 @@ class _Pieces:
     def read(self, size: int) -> memoryview:
         while len(self._pieces) > 1 and not len(self._pieces[0]):
             del self._pieces[0]
-        found, self._pieces[0] = self._pieces[0][:size], self._pieces[0][size:]
-        return found  # never more than one message: reads beyond it mean that it is damaged
+        piece, self._pieces[0] = self._pieces[0][:size], self._pieces[0][size:]
+        return piece  # never more than one message: reads beyond it mean that it is damaged
 
 
 class ArrowFile:
@@ -177,12 +178,12 @@ class ArrowFile:
         self.starts = starts_of(rows)  # int64 [batches + 1], the first row of each record batch
         self.digest = digest_of(repr((len(self.data), types)).encode(), self.starts.tobytes())
 
-    def read(self, number: int, names: Sequence[str], first: int, rows: int) -> Any:
+    def read(self, index: int, names: Sequence[str], first: int, rows: int) -> Any:
         """Rows of a record batch, with the top-level columns that contain some fields."""
         wanted = roots_of(self.schema, names)
-        columns = [index for index, name in enumerate(self.schema.names) if name in wanted]
-        batch = self._ipc.read(number, columns, is_compressed=self.is_compressed).select(wanted)
-        if batch.num_rows != self.starts[number + 1] - self.starts[number]:
+        columns = [column for column, name in enumerate(self.schema.names) if name in wanted]
+        batch = self._ipc.read(index, columns, is_compressed=self.is_compressed).select(wanted)
+        if batch.num_rows != self.starts[index + 1] - self.starts[index]:
             raise CorruptError("a record batch has another length than its metadata", found=batch.num_rows)
         batch = batch.slice(first, rows)
         batch.validate(full=True)  # offsets, indices and text: pyarrow itself does not check them
@@ -234,8 +235,8 @@ def _find_plain(
     buffers: dict[str, list[int]] = {name: [] for name in columns}
     has_rows = False
     batches = ipc.batches()
-    for number, count in enumerate(ipc.rows):
-        with arrow_errors(f"{path}, record batch {number}"):
+    for index, count in enumerate(ipc.rows):
+        with arrow_errors(f"{path}, record batch {index}"):
             batch = next(batches)
             if batch.num_rows != count:
                 raise ValueError(f"{batch.num_rows} rows, but {count} in its metadata")
@@ -245,18 +246,19 @@ def _find_plain(
                     return {}, True
             for name in list(buffers):
                 column, layout = columns[name]
-                if (found := _column_buffers(batch, names.index(column[0]), column[1:], layout)) is None:
+                places = _column_buffers(batch, names.index(column[0]), column[1:], layout)
+                if places is None:
                     del buffers[name]
                 else:
-                    buffers[name] += found
+                    buffers[name] += places
         if has_rows and not buffers:
             break
     if not has_rows:
         return {}, False
     plain = {}
-    for name, found in buffers.items():
+    for name, places in buffers.items():
         layout = columns[name][1]
-        table = np.array(found, np.int64).reshape(len(ipc.rows), -1, 2)
+        table = np.array(places, np.int64).reshape(len(ipc.rows), -1, 2)
         starts, sizes = table[:, :, 0], table[:, :, 1]
         starts -= data.ctypes.data
         starts[sizes == 0] = 0
@@ -279,17 +281,18 @@ def _column_buffers(batch: Any, index: int, inner: Sequence[int], layout: PlainL
         if len(array) != batch.num_rows:
             raise ValueError(f"a field has {len(array)} rows, its struct {batch.num_rows}")
     buffers = array.buffers()
-    if any(buffers[number] is not None for number in layout.validity):
+    if any(buffers[position] is not None for position in layout.validity):
         return None
-    found = [buffers[number] for number in layout.buffers]
-    return [number for each in found for number in ((0, 0) if each is None else (each.address, each.size))]
+    chosen = [buffers[position] for position in layout.buffers]
+    pairs = [(0, 0) if buffer is None else (buffer.address, buffer.size) for buffer in chosen]
+    return [value for pair in pairs for value in pair]
 
 
 def _is_stored(batch: Any, data: Bytes) -> bool:
     """Whether the buffers of a record batch are parts of the file, and not decoded."""
     base = data.ctypes.data
-    buffers = [each for column in batch.columns for each in column.buffers() if each is not None and each.size]
-    return all(base <= each.address <= base + len(data) - each.size for each in buffers)
+    buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
+    return all(base <= buffer.address <= base + len(data) - buffer.size for buffer in buffers if buffer.size)
 
 
 def _damaged(found: str, where: str) -> CorruptError:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rankfeed.columns.field import Field
 from rankfeed.columns.pointers import Memory, Place, RowPointers
 from rankfeed.errors import CorruptError
-from rankfeed.sources.arrow.columns import shape_error
+from rankfeed.sources.arrow.arrow_columns import shape_error
 from rankfeed.sources.arrow.types import ArrayShape, field_of, shaped_field, storage_type, tensor_axes
 from rankfeed.sources.source import starts_of
 

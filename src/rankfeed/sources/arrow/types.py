@@ -1,4 +1,4 @@
-"""Which field an Arrow type becomes; ``columns.py`` reads the values."""
+"""Which field an Arrow type becomes; ``arrow_columns.py`` reads the values."""
 
 import json
 import re

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from rankfeed.errors import CorruptError, RankfeedError
-from rankfeed.sources.lance.table import LanceTable, TableInfo
+from rankfeed.sources.lance.lance_table import LanceTable, TableInfo
 from rankfeed.sources.source import check_same_data
 
 #: Seconds between two checks of the helper process that its parent still exists.

@@ -14,7 +14,7 @@ import xxhash
 
 from rankfeed.columns.columns import ColumnBuffer
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.mds.index import MdsShard
+from rankfeed.sources.mds.mds_index import MdsShard
 from rankfeed.sources.scattered import rows_at
 from rankfeed.sources.source import Int64
 from rankfeed.storage.commit import decodable

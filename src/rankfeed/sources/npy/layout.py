@@ -10,7 +10,7 @@ from rankfeed._util.validate import check_choice, check_name, check_names, check
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, printable
 from rankfeed.sources.concat import concat
 from rankfeed.sources.npy.arrays import ARRAY, Header, read_headers
-from rankfeed.sources.npy.detect import list_files
+from rankfeed.sources.npy.npy_files import list_files
 from rankfeed.sources.npy.rows import NumpyRowsSource, column_name
 from rankfeed.sources.npy.samples import LABELS_OF_TABLE, Labels, NumpySamplesSource
 from rankfeed.sources.paths import Paths

@@ -11,7 +11,7 @@ from rankfeed.columns.columns import Bytes, Column, Dense, Objects, Ragged
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError, printable
 from rankfeed.sources.npy.arrays import ARRAY, Array, Header, load_arrays, read_headers
-from rankfeed.sources.npy.detect import list_files
+from rankfeed.sources.npy.npy_files import list_files
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import Int64, Source, check_columns, class_labels, empty_column, even_blocks
 from rankfeed.storage.checksum import digest_of

@@ -14,7 +14,7 @@ from typing import Any
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.parallel import in_parallel
-from rankfeed.sources.parquet.detect import ENCRYPTED, MAGIC, SUMMARY_FILES
+from rankfeed.sources.parquet.parquet_files import ENCRYPTED, MAGIC, SUMMARY_FILES
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.file_errors import file_errors
 
@@ -58,9 +58,9 @@ def _read_footer(path: str) -> Footer:
         content = footer_bytes(file, path)
     reader = parse_footer(content, path)
     metadata = reader.metadata
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     rows = tuple(group.num_rows for group in groups)
-    if any(not 0 <= each <= _MOST_ROWS for each in rows) or sum(rows) != metadata.num_rows:
+    if any(not 0 <= count <= _MOST_ROWS for count in rows) or sum(rows) != metadata.num_rows:
         raise _damaged(path, f"row groups of {metadata.num_rows} rows together", f"{list(rows[:4])} rows")
     nbytes = tuple(group.total_byte_size for group in groups)
     with arrow_errors(path):
@@ -70,8 +70,7 @@ def _read_footer(path: str) -> Footer:
 def footer_bytes(file: Any, path: str) -> bytes:
     """The footer of an open `pyarrow.OSFile`."""
     size = file.size()
-    first = file.read_at(min(size, 4), 0)
-    tail = _read_at(file, max(0, size - _TAIL), min(size, _TAIL), path)
+    first, tail = file.read_at(min(size, 4), 0), file.read_at(min(size, _TAIL), max(0, size - _TAIL))
     last = tail[-4:]
     if ENCRYPTED in (first, last) and size >= 12:
         raise SourceError(
@@ -91,8 +90,12 @@ def footer_bytes(file: Any, path: str) -> bytes:
     length = int.from_bytes(tail[-8:-4], "little")
     if not 0 < length <= min(size - 12, _MOST_BYTES):
         raise _damaged(path, f"a footer of up to {min(size - 12, _MOST_BYTES)} bytes", f"one of {length} bytes")
-    start = size - 8 - length
-    return tail[-8 - length : -8] if length + 8 <= len(tail) else _read_at(file, start, length, path)
+    if length + 8 > len(tail):
+        tail = file.read_at(length + 8, size - 8 - length)
+    content: bytes = tail[-8 - length : -8]
+    if len(content) != length:
+        raise _damaged(path, f"{length} bytes of footer", f"{len(content)} bytes: the file became shorter")
+    return content
 
 
 def parse_footer(content: bytes, path: str) -> Any:
@@ -109,13 +112,6 @@ def parse_footer(content: bytes, path: str) -> Any:
             thrift_string_size_limit=most,
             thrift_container_size_limit=min(most, _MOST_ELEMENTS),
         )
-
-
-def _read_at(file: Any, start: int, size: int, path: str) -> bytes:
-    content: bytes = file.read_at(size, start)
-    if len(content) != size:
-        raise _damaged(path, f"{size} bytes at {start}", f"{len(content)} bytes: it became shorter")
-    return content
 
 
 def _damaged(where: str, expected: object, found: object) -> CorruptError:

@@ -9,9 +9,9 @@ import numpy as np
 from rankfeed.columns.columns import ColumnBuffer
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
-from rankfeed.sources.arrow.columns import NULL_REMEDY
+from rankfeed.sources.arrow.arrow_columns import NULL_REMEDY
 from rankfeed.sources.arrow.types import storage_type
-from rankfeed.sources.parquet.detect import PartitionedFile
+from rankfeed.sources.parquet.parquet_files import PartitionedFile
 from rankfeed.sources.paths import check_utf8
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")

@@ -17,9 +17,9 @@ import torch
 from rankfeed.errors import CorruptError, SourceError, UnsafeError, safe_str
 from rankfeed.sources.extras import need
 from rankfeed.sources.paths import check_utf8
-from rankfeed.sources.pyg.detect import saved_file
+from rankfeed.sources.pyg.pyg_files import saved_file
+from rankfeed.sources.pyg.pyg_source import PyGSource, check_no_columns
 from rankfeed.sources.pyg.readers import check_types
-from rankfeed.sources.pyg.source import PyGSource, check_no_columns
 from rankfeed.storage.data_files import DataFiles
 
 #: In older versions the restricted unpickler could be made to run code (CVE-2025-32434).

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankfeed.errors import SourceError
 from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.paths import INDEX_SUFFIX
-from rankfeed.sources.tar.index import Summary, TarIndex, decode, encode, read_summary, scan
+from rankfeed.sources.tar.tar_index import Summary, TarIndex, decode, encode, read_summary, scan
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import write_atomic
 from rankfeed.storage.file_errors import file_errors

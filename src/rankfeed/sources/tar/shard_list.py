@@ -16,7 +16,7 @@ from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.extras import need
 from rankfeed.sources.json_index import read_json
 from rankfeed.sources.paths import Paths, braces, common_root, expand, files_at
-from rankfeed.sources.tar.detect import META, is_energon, is_wids
+from rankfeed.sources.tar.tar_files import META, is_energon, is_wids
 from rankfeed.storage.commit import decodable
 from rankfeed.storage.file_errors import file_errors
 from rankfeed.storage.safe_names import check_data_name, resolve_data_name

@@ -12,9 +12,9 @@ from rankfeed.columns.pointers import Memory
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.source import Int64, starts_of
 from rankfeed.sources.tar.headers import BLOCK
-from rankfeed.sources.tar.index import TarIndex, first_dot_remedy, headers_digest
 from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.shard_list import ShardList
+from rankfeed.sources.tar.tar_index import TarIndex, first_dot_remedy, headers_digest
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
 

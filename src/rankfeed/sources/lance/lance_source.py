@@ -12,7 +12,7 @@ from rankfeed._util.validate import check_int, check_name, check_optional, inval
 from rankfeed.columns.columns import Column, ColumnBuffer, column_from_parts
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
-from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.arrow_columns import read_columns
 from rankfeed.sources.arrow.types import Nulls, fields_of, logical_types_of, masks_of, parents_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.lance.process import TableHandle, inspect_table
@@ -140,8 +140,8 @@ class LanceSource(ChunkedSource):
         table = pa.table({column: pa.array(contents, pa.large_binary())})
         return read_columns(table, fields, where=self._where, first_row=rows, nulls=self._nulls)
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-        return self._take(np.arange(self._chunk_starts[number], self._chunk_starts[number + 1]), names)
+    def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
+        return self._take(np.arange(self._chunk_starts[index], self._chunk_starts[index + 1]), names)
 
     def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         rows = self._rows(ids)

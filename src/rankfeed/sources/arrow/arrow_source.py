@@ -14,8 +14,8 @@ from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Dense, column_from_parts
 from rankfeed.columns.pointers import RowPointers, file_of
 from rankfeed.errors import RankfeedError
-from rankfeed.sources.arrow.columns import read_columns
-from rankfeed.sources.arrow.detect import arrow_files
+from rankfeed.sources.arrow.arrow_columns import read_columns
+from rankfeed.sources.arrow.arrow_files import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import ArrowFile
 from rankfeed.sources.arrow.types import (
@@ -88,22 +88,22 @@ class ArrowSource(ChunkedSource):
         rows: list[int] = []
         blocks: list[Int64] = []
         chunks: list[tuple[int, int, int, int]] = []
-        for number, path in enumerate(paths):
-            file = self._file(number)
+        for file_index, path in enumerate(paths):
+            file = self._file(file_index)
             schema = file.schema if schema is None else schema
             check_same_schema(schema, file.schema, paths[0], path, columns)
             rows.append(int(file.starts[-1]))
             if rows[-1]:  # else it has no record batch that tells how its columns are stored
                 plain = set(file.plain) if plain is None else plain & set(file.plain)
-            chunks += [(number, *chunk) for chunk in file.chunks()]
+            chunks += [(file_index, *chunk) for chunk in file.chunks()]
             blocks.append(file.blocks())
             digests.append(file.digest)
         plain = plain or set()
         with arrow_errors(paths[0]):
-            known = fields_of(schema, nulls=nulls, columns=columns, shapes=self._shapes)
-        self.derived = masks_of(known, nulls)
+            all_fields = fields_of(schema, nulls=nulls, columns=columns, shapes=self._shapes)
+        self.derived = masks_of(all_fields, nulls)
         self.logical_types = logical_types_of(schema)
-        fields = {name: known[name] for name in check_columns(columns, known, self.derived)}
+        fields = {name: all_fields[name] for name in check_columns(columns, all_fields, self.derived)}
         fingerprint = digest_of(*map(str.encode, (*digests, self.files.fingerprint)))
         self._init_samples(label(paths), fields, np.concatenate(blocks), fingerprint)
         self._plain = frozenset(plain & set(self._fields))
@@ -138,45 +138,45 @@ class ArrowSource(ChunkedSource):
         plain = [name for name in names if name in self._plain]
         parts: dict[str, list[RowPointers]] = {name: [] for name in plain}
         groups = by_chunk(ids, self._file_starts) if plain else []
-        for number, rows, _ in groups:
-            file = self._file(number)
+        for file_index, rows, _ in groups:
+            file = self._file(file_index)
             batch = file.starts.searchsorted(rows, side="right") - 1
             within = rows - file.starts[batch]
 
-            def where(row: int, number: int = number, batch: Int64 = batch, rows: Int64 = rows) -> str:
-                return f"{self.files.path(number)}, record batch {batch[row]}, row {rows[row]}"
+            def where(row: int, file_index: int = file_index, batch: Int64 = batch, rows: Int64 = rows) -> str:
+                return f"{self.files.path(file_index)}, record batch {batch[row]}, row {rows[row]}"
 
             for name in plain:
                 parts[name].append(file.plain[name].pointers(batch, within, where))
-        slots = [each for _, _, each in groups]
-        found = {name: column_from_parts(self._fields[name], parts[name], slots) for name in plain}
-        found |= {name: Dense.of(np.ones(len(ids), np.bool_)) for name in names if name in self._all_valid}
+        slots = [group_slots for _, _, group_slots in groups]
+        columns = {name: column_from_parts(self._fields[name], parts[name], slots) for name in plain}
+        columns |= {name: Dense.of(np.ones(len(ids), np.bool_)) for name in names if name in self._all_valid}
         if decoded := [name for name in names if name in self._decoded]:
-            found |= super()._fetch(ids, decoded)
-        return {name: found[name] for name in names}
+            columns |= super()._fetch(ids, decoded)
+        return {name: columns[name] for name in names}
 
     def _expect(self, ids: Int64, names: Sequence[str]) -> None:
         if decoded := [name for name in names if name in self._decoded]:
             super()._expect(ids, decoded)
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
+    def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         import pyarrow as pa
 
-        file_number, batch, first, rows = self._chunks[number].tolist()
-        file = self._file(file_number)
+        file_index, batch, first, rows = self._chunks[index].tolist()
+        file = self._file(file_index)
         where = f"{file.path}, record batch {batch}"
         fields = {name: self._fields[name] for name in names}
         with arrow_errors(where):
-            found = file.read(batch, names, first, rows)
+            table = file.read(batch, names, first, rows)
             if any(field.kind == "object" for field in fields.values()):
                 # Objects are decoded from it later: in memory of its own.
                 sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, found.schema) as writer:
-                    writer.write_batch(found)
-                found = pa.ipc.open_stream(sink.getvalue()).read_next_batch()
+                with pa.ipc.new_stream(sink, table.schema) as writer:
+                    writer.write_batch(table)
+                table = pa.ipc.open_stream(sink.getvalue()).read_next_batch()
             first_row = int(file.starts[batch]) + first
             columns = read_columns(
-                found, fields, where=where, first_row=first_row, nulls=self._nulls, shapes=self._shapes
+                table, fields, where=where, first_row=first_row, nulls=self._nulls, shapes=self._shapes
             )
         # A view would keep its file open as long as the chunk is cached.
         columns = {
@@ -188,11 +188,11 @@ class ArrowSource(ChunkedSource):
         check_not_truncated(file_of(file.data), file.path)
         return columns
 
-    def _file(self, number: int) -> ArrowFile:
-        return self.files.get(number, self._open_file)
+    def _file(self, index: int) -> ArrowFile:
+        return self.files.get(index, self._open_file)
 
-    def _open_file(self, data: npt.NDArray[np.uint8], number: int) -> ArrowFile:
-        return ArrowFile(data, self.files.path(number), self._shapes, unended=self._unended)
+    def _open_file(self, data: npt.NDArray[np.uint8], index: int) -> ArrowFile:
+        return ArrowFile(data, self.files.path(index), self._shapes, unended=self._unended)
 
 
 def _check_shapes(shapes: Any) -> dict[str, ArrayShape]:
@@ -200,6 +200,8 @@ def _check_shapes(shapes: Any) -> dict[str, ArrayShape]:
     if shapes is not None and not isinstance(shapes, Mapping):
         raise invalid("shapes", expected, shapes)
     for shape in (shapes or {}).values():
-        if not isinstance(shape, list | tuple) or not all(each is None or type(each) is int for each in shape):
+        if not isinstance(shape, list | tuple) or not all(
+            length is None or type(length) is int for length in shape
+        ):
             raise invalid("shapes", expected, shapes)
     return dict(shapes or {})

@@ -14,13 +14,13 @@ from rankfeed._util.validate import check_columns_option, check_name, check_opti
 from rankfeed.columns.columns import Column, Dense
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
+from rankfeed.sources.arrow.arrow_source import ArrowSource
+from rankfeed.sources.arrow.arrow_table import ArrowTableSource
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import read_schema
-from rankfeed.sources.arrow.source import ArrowSource
-from rankfeed.sources.arrow.table import ArrowTableSource
 from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, labels_of_features, masks_of
 from rankfeed.sources.chunked import CACHE_BYTES
-from rankfeed.sources.hf.detect import DICT_NAME, INFO_NAME, STATE_NAME
+from rankfeed.sources.hf.hf_files import DICT_NAME, INFO_NAME, STATE_NAME
 from rankfeed.sources.json_index import read_json
 from rankfeed.sources.source import Int64, SourceView, check_columns, check_ids, check_same_data, even_blocks
 from rankfeed.storage.checksum import digest_of
@@ -146,7 +146,7 @@ class HuggingFaceSource(SourceView):
             state = read_json(where, _State)
             features = read_json(os.path.join(place, INFO_NAME), _Info).features
             table, mapping = (
-                [resolve_data_name(place, each.filename, where) for each in listed]
+                [resolve_data_name(place, file.filename, where) for file in listed]
                 for listed in (state.data_files, state.indices or ())
             )
             mapping = mapping or None
@@ -161,17 +161,19 @@ class HuggingFaceSource(SourceView):
             format_columns = None if dataset._output_all_columns else dataset._format_columns
         shapes, files = _read_features(features, place)
         nulls, wanted = self._options["nulls"], self._wanted
-        columns = None if wanted is None else [*wanted, *(f"{each}.bytes" for each in wanted)]
+        columns = None if wanted is None else [*wanted, *(f"{name}.bytes" for name in wanted)]
         where = table[0] if isinstance(table, list) else place
         with arrow_errors(where):
             schema = read_schema(where) if isinstance(table, list) else table.schema
             stored = fields_of(schema, nulls=nulls, columns=columns, shapes=shapes)
-        known = {name: each for each in stored if (name := _column_name(each, files)) is not None}
+        all_fields = {name: field for field in stored if (name := _column_name(field, files)) is not None}
         if wanted is None and format_columns is not None:  # with the fields of structs
-            wanted = tuple(name for name in known if any(f"{name}.".startswith(f"{c}.") for c in format_columns))
+            wanted = tuple(
+                name for name in all_fields if any(f"{name}.".startswith(f"{c}.") for c in format_columns)
+            )
         #: Name of each column -> name in the table.
-        self.derived = masks_of(known, nulls)
-        self._names = {name: known[name] for name in check_columns(wanted, known, self.derived)}
+        self.derived = masks_of(all_fields, nulls)
+        self._names = {name: all_fields[name] for name in check_columns(wanted, all_fields, self.derived)}
         columns = list(self._names.values())
         self._table = _open_table(table, place, columns=columns, shapes=shapes, **self._options)
         self._mapping = None
@@ -196,7 +198,7 @@ class HuggingFaceSource(SourceView):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        if all(each is None or isinstance(each, ArrowSource) for each in (self._table, self._mapping)):
+        if all(source is None or isinstance(source, ArrowSource) for source in (self._table, self._mapping)):
             return {**self.__dict__, "_dataset": None}  # files as this job first saw them
         # The Dataset is pickled: files by their names, tables in memory completely.
         kept = ("_dataset", "_folder", "_options", "_wanted", "_fingerprint")
@@ -215,8 +217,8 @@ class HuggingFaceSource(SourceView):
         return True
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
-        found = self._table.fetch(self._rows(ids), [self._names[name] for name in names])
-        return {name: found[self._names[name]] for name in names}
+        columns = self._table.fetch(self._rows(ids), [self._names[name] for name in names])
+        return {name: columns[self._names[name]] for name in names}
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         names = check_columns(columns, self._names, self.derived)
@@ -224,9 +226,9 @@ class HuggingFaceSource(SourceView):
         self._table.expect(rows, [self._names[name] for name in names])
 
     def check_unchanged(self, *, at_intervals: bool = False) -> None:
-        for each in (self._table, self._mapping):
-            if each is not None:
-                each.check_unchanged(at_intervals=at_intervals)
+        for source in (self._table, self._mapping):
+            if source is not None:
+                source.check_unchanged(at_intervals=at_intervals)
 
     def _rows(self, ids: Int64) -> Int64:
         """The rows of the table that contain some samples."""

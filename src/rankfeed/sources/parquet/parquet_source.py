@@ -11,8 +11,9 @@ import numpy as np
 
 from rankfeed._util.validate import check_int
 from rankfeed.columns.columns import Column, ColumnBuffer
+from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
-from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.arrow_columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import (
     Nulls,
@@ -25,8 +26,8 @@ from rankfeed.sources.arrow.types import (
     parents_of,
 )
 from rankfeed.sources.chunked import CACHE_BYTES, Chunk, ChunkCache, ChunkedSource
-from rankfeed.sources.parquet.detect import list_files
 from rankfeed.sources.parquet.footer import read_footers
+from rankfeed.sources.parquet.parquet_files import list_files
 from rankfeed.sources.parquet.partitions import Partitions
 from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader
 from rankfeed.sources.parquet.row_groups import RowGroupPart, cut_row_groups
@@ -85,8 +86,8 @@ class ParquetSource(ChunkedSource):
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         cache_bytes = check_int("cache_bytes", cache_bytes, at_least=0)
-        found = list_files(where)
-        paths = [file.path for file in found]
+        listed = list_files(where)
+        paths = [file.path for file in listed]
         self.files = DataFiles(paths)
         footers = read_footers(paths)
         self._nulls: Nulls = nulls
@@ -96,34 +97,36 @@ class ParquetSource(ChunkedSource):
                 check_same_schema(schema, footer.schema, paths[0], path, columns)
         with arrow_errors(paths[0]):
             own = fields_of(schema, nulls=nulls, columns=columns)
-        self._partitions = Partitions(found, own, nulls)
-        known = {**own, **self._partitions.fields}
-        self.derived = masks_of(known, nulls)
+        self._partitions = Partitions(listed, own, nulls)
+        all_fields = {**own, **self._partitions.fields}
+        self.derived = masks_of(all_fields, nulls)
         self.logical_types = logical_types_of(schema)
-        fields = {name: known[name] for name in check_columns(columns, known, self.derived)}
+        fields = {name: all_fields[name] for name in check_columns(columns, all_fields, self.derived)}
         self._parents = parents_of(schema, own)
         blocks = np.array([rows for footer in footers for rows in footer.rows], np.int64)
-        schema_facts = [*(f"{name}:{field}" for name, field in known.items()), *self._partitions.describe()]
+        schema_facts = [*(f"{name}:{field}" for name, field in all_fields.items()), *self._partitions.describe()]
         facts = [*schema_facts, *(footer.digest for footer in footers), self.files.fingerprint]
         self._init_samples(label(paths), fields, blocks, digest_of(b"parquet", *map(os.fsencode, facts)))
         share = len([name for name in fields if name in own]) / len(own)
-        row_bytes = sum(each.row_bytes() if each.kind == "dense" else _LEAST_ROW_BYTES for each in fields.values())
+        row_bytes = _row_bytes(fields.values())
         # Approximate decoded bytes of each row group of each file.
         sizes = [
-            [int(max(rows * row_bytes, size * share)) for rows, size in zip(each.rows, each.nbytes, strict=True)]
-            for each in footers
+            [
+                int(max(rows * row_bytes, size * share))
+                for rows, size in zip(footer.rows, footer.nbytes, strict=True)
+            ]
+            for footer in footers
         ]
         self._most_part_bytes = _PART_BYTES
         if sum(map(sum, sizes)) > cache_bytes:
             self._most_part_bytes = min(_PART_BYTES, max(_LEAST_PART_BYTES, cache_bytes // _PARTS_IN_CACHE))
         #: Rows and sizes of the row groups of each file.
-        self._groups = [(footer.rows, some) for footer, some in zip(footers, sizes, strict=True)]
+        self._groups = [(footer.rows, nbytes) for footer, nbytes in zip(footers, sizes, strict=True)]
         #: The same data in smaller parts, once a part could not be decoded.
         self._finer: ParquetSource | None = None
         encoded = sum(nbytes for footer in footers for nbytes in footer.nbytes)
-        all_fields = [field_of(kind) for _, _, kind in leaves_of(schema)]
-        row_bytes = sum(each.row_bytes() if each.kind == "dense" else _LEAST_ROW_BYTES for each in all_fields)
-        self.decoded_bytes = max(encoded, int(blocks.sum()) * row_bytes)
+        stored_row_bytes = _row_bytes(field_of(kind) for _, _, kind in leaves_of(schema))
+        self.decoded_bytes = max(encoded, int(blocks.sum()) * stored_row_bytes)
         self._init_parts(0, cache_bytes)
 
     def _init_parts(self, factor: int, cache_bytes: int) -> None:
@@ -179,34 +182,34 @@ class ParquetSource(ChunkedSource):
         """The columns of the file in which some fields are."""
         return tuple(dict.fromkeys(self._parents[name] for name in names if name in self._parents))
 
-    def _can_prefetch(self, number: int, names: tuple[str, ...]) -> bool:
-        part = self._parts[number]
-        if not self._is_sequential(part) or (part.first and self._cache.is_pending((number - 1, names))):
+    def _can_prefetch(self, index: int, names: tuple[str, ...]) -> bool:
+        part = self._parts[index]
+        if not self._is_sequential(part) or (part.first and self._cache.is_pending((index - 1, names))):
             return True
         return self._open_reader().continues_at(part, self._parents_of(names))
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> Chunk:
-        part, parents, rows = self._parts[number], self._parents_of(names), None
+    def _load_chunk(self, index: int, names: tuple[str, ...]) -> Chunk:
+        part, parents, rows = self._parts[index], self._parents_of(names), None
         if parents:
             reader = self._open_reader()
             with reader.lock(part, parents):
                 # Perhaps it was decoded on the way to another one.
-                if (chunk := self._cache.peek((number, names))) is not None:
+                if (chunk := self._cache.peek((index, names))) is not None:
                     return chunk
 
                 def keep(first: int, rows: Any) -> None:
-                    before = number - (part.first - first) // part.step
+                    before = index - (part.first - first) // part.step
                     if self._cache.accepts((before, names), rows.nbytes):
                         with suppress(SourceError):  # which is raised when the part is requested
                             self._cache.offer((before, names), self._columns(before, names, rows))
 
                 rows = reader.read(part, parents, keep)
                 self._cache.reserved = reader.nbytes
-        return self._columns(number, names, rows)
+        return self._columns(index, names, rows)
 
-    def _columns(self, number: int, names: tuple[str, ...], rows: Any) -> dict[str, ColumnBuffer]:
+    def _columns(self, index: int, names: tuple[str, ...], rows: Any) -> dict[str, ColumnBuffer]:
         """The columns of a part, of which the ``rows`` were read."""
-        part = self._parts[number]
+        part = self._parts[index]
         wanted = {name: self._fields[name] for name in names if name in self._parents}
         loaded: dict[str, ColumnBuffer] = {}
         if wanted:
@@ -223,6 +226,11 @@ class ParquetSource(ChunkedSource):
             if name not in wanted:
                 loaded[name] = self._partitions.column(name, part.file, part.rows)
         return {name: loaded[name] for name in names}
+
+
+def _row_bytes(fields: Iterable[Field]) -> int:
+    """Decoded bytes of a row, approximately."""
+    return sum(field.row_bytes() if field.kind == "dense" else _LEAST_ROW_BYTES for field in fields)
 
 
 def _copied(buffer: ColumnBuffer) -> ColumnBuffer:

@@ -15,12 +15,12 @@ def is_packed(paths: list[str]) -> bool:
 def is_arrow(paths: list[str]) -> bool:
     """Whether these are Arrow IPC files, or folders of them."""
     try:
-        found = arrow_files(paths)
+        files = arrow_files(paths)
     except SourceError:  # a folder without any
         return False
     # A folder of Hugging Face datasets lists its files itself.
     is_dataset = any(os.path.isfile(os.path.join(path, "state.json")) for path in paths)
-    return not is_dataset and all(_is_arrow_file(path) for path in (found[0], found[-1]))
+    return not is_dataset and all(_is_arrow_file(path) for path in (files[0], files[-1]))
 
 
 def arrow_files(where: Paths) -> list[str]:

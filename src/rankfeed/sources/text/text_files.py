@@ -1,16 +1,23 @@
-"""Detecting CSV files and files of JSON lines, and listing them."""
+"""CSV files and files of JSON lines: detecting, listing and reading them."""
 
 import json
 import os
 import zlib
-from contextlib import suppress
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from gzip import GzipFile
+from typing import Any, BinaryIO, Literal
 
 from rankfeed.errors import SourceError
-from rankfeed.sources.paths import Paths, expand, files_at, files_in, head
+from rankfeed.sources.paths import Paths, common_root, expand, files_at, files_in, head
+from rankfeed.storage.file_errors import file_errors
 
 Kind = Literal["csv", "jsonl"]
 
+#: Decompressed bytes that are read into memory; larger files must be packed.
+LIMIT = 256 << 20
+#: A byte order mark before UTF-8.
+BOM = b"\xef\xbb\xbf"
 _SUFFIXES: dict[Kind, tuple[str, ...]] = {"csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
 _PROBED_BYTES = 1 << 16
 
@@ -29,8 +36,8 @@ def kind_of(where: Paths) -> Kind | None:
     """The kind of these files; None for another format."""
     for kind in _SUFFIXES:
         with suppress(SourceError):  # a directory with files of another kind
-            found = list_files(where, kind)
-            if found and all(_is_kind(path, kind) for path in (found[0], found[-1])):
+            paths = list_files(where, kind)
+            if paths and all(_is_kind(path, kind) for path in (paths[0], paths[-1])):
                 return kind
     return None
 
@@ -56,7 +63,7 @@ def _is_kind(path: str, kind: Kind) -> bool:
             start = zlib.decompressobj(31).decompress(start, _PROBED_BYTES)
         except zlib.error:
             return False
-    start = start.removeprefix(b"\xef\xbb\xbf")
+    start = start.removeprefix(BOM)
     if b"\0" in start or not start.strip():
         return False
     if kind == "csv":
@@ -66,12 +73,36 @@ def _is_kind(path: str, kind: Kind) -> bool:
         return False
     complete = lines if len(start) < _PROBED_BYTES else lines[:-1]
     if name.endswith(".json"):  # usually one document; JSON lines have an object in each line
-        return len(complete) >= 2 and all(_is_object(line) for line in complete[:2])
+        try:
+            return len(complete) >= 2 and all(isinstance(json.loads(line), dict) for line in complete[:2])
+        except (ValueError, RecursionError):
+            return False
     return not complete or b"wids-shard-index" not in complete[0]
 
 
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
+def read_texts(paths: Sequence[str]) -> list[bytes]:
+    """The texts of files, decompressed if their names end with `.gz`."""
+    texts, size = [], 0
+    for path in paths:
+        with open_text(path) as file:
+            texts.append(file.read(LIMIT + 1 - size))
+        size += len(texts[-1])
+        if size > LIMIT:
+            where = path if len(paths) == 1 else common_root(paths)
+            raise SourceError(
+                "the text is too large to be read in place",
+                expected=f"up to {LIMIT >> 20} MiB, decompressed",
+                where=where,
+                remedy=f"`rankfeed write {where} packed/` reads it once, in a stream; then open packed/",
+            )
+        if not texts[-1].strip():
+            raise SourceError("the file is empty", where=path)
+    return texts
+
+
+@contextmanager
+def open_text(path: str) -> Iterator[BinaryIO]:
+    """Open a file, decompressed if its name ends with `.gz`."""
+    opener: Callable[..., Any] = GzipFile if path.endswith(".gz") else open
+    with file_errors(path, EOFError, zlib.error), opener(path, "rb") as file:
+        yield file

@@ -13,9 +13,9 @@ from rankfeed.columns.columns import Column, ColumnBuffer, Part, column_from_par
 from rankfeed.columns.pointers import file_of
 from rankfeed.errors import UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
-from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
 from rankfeed.sources.mds.encodings import encoding_of
-from rankfeed.sources.mds.index import MdsShard, read_indexes
+from rankfeed.sources.mds.mds_files import INDEX_NAME, mds_folders
+from rankfeed.sources.mds.mds_index import MdsShard, read_indexes
 from rankfeed.sources.mds.shard import locate, read_shard
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.scattered import ByteSlices
@@ -115,10 +115,10 @@ class MdsSource(ChunkedSource):
             if self._shards[number].compression is not None:
                 self._cache.prefetch((number, ()), self._loader(number, ()))
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-        shard = self._shards[number]
+    def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
+        shard = self._shards[index]
         content = read_shard(map_file(shard.path), shard)
-        self.files.check(number)
+        self.files.check(index)
         return {"": content}
 
     def _content(self, number: int, used: int) -> ColumnBuffer:

@@ -12,7 +12,7 @@ import msgspec
 
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.json_index import read_json
-from rankfeed.sources.mds.detect import INDEX_NAME
+from rankfeed.sources.mds.mds_files import INDEX_NAME
 from rankfeed.storage.commit import decodable
 from rankfeed.storage.safe_names import check_data_name, resolve_data_name
 from rankfeed.storage.truncation import check_shard_size

@@ -16,5 +16,5 @@ def mds_folders(where: Paths) -> list[str]:
 
 def is_mds(paths: list[str]) -> bool:
     """Whether these are directories with an index of shards."""
-    found = [head(os.path.join(folder, INDEX_NAME), 4096) for folder in mds_folders(paths)]
-    return all(each.lstrip()[:1] == b"{" and b'"shards"' in each for each in found)
+    heads = [head(os.path.join(folder, INDEX_NAME), 4096) for folder in mds_folders(paths)]
+    return all(start.lstrip()[:1] == b"{" and b'"shards"' in start for start in heads)

@@ -9,54 +9,57 @@ import numpy as np
 from rankfeed.columns.chunk_groups import ChunkGroups, by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Columns, columns_from_buffers
 from rankfeed.errors import CorruptError, SourceError, listed
-from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.arrow_columns import read_columns
+from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, logical_types_of, masks_of, roots_of
 from rankfeed.sources.paths import Paths, common_root, label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, even_blocks, reopen, starts_of
-from rankfeed.sources.text.csv_text import check_quotes, end_of_csv_lines, parse_csv
-from rankfeed.sources.text.detect import kind_of, list_files
-from rankfeed.sources.text.dialect import BOM, LIMIT, PIECE, Dialect, open_text, read_texts
-from rankfeed.sources.text.json_lines import columns_in, parse_json_lines
+from rankfeed.sources.text.csv_parser import CsvParser
+from rankfeed.sources.text.json_parser import JsonParser
+from rankfeed.sources.text.parser import Text, TextParser, types_by_name
+from rankfeed.sources.text.text_files import BOM, LIMIT, Kind, kind_of, list_files, open_text, read_texts
 from rankfeed.storage.checksum import digest_of
+
+#: Bytes that are parsed at once in a stream. The first part of a text defines the types.
+PIECE = 16 << 20
 
 
 class _TextSource(Source):
-    def _open(self, where: Paths, columns: Sequence[str] | None, nulls: Nulls, dialect: Dialect) -> None:
-        self._paths = [os.path.abspath(path) for path in list_files(where, dialect.kind)]
-        self._options = {"columns": columns, "nulls": nulls, "types": dialect.types}
-        parse = parse_csv if dialect.kind == "csv" else parse_json_lines
+    _options: dict[str, Any]
+
+    def _open(
+        self, kind: Kind, parser: TextParser, where: Paths, columns: Sequence[str] | None, nulls: Nulls
+    ) -> None:
+        self._paths = [os.path.abspath(path) for path in list_files(where, kind)]
         tables, digests = [], []
         names: dict[str, None] = {}
-        for path, text in zip(self._paths, read_texts(self._paths), strict=True):
-            if not text.strip():
-                raise SourceError("the file is empty", where=path)
-            table = parse(text, path, dialect, columns)
-            is_csv = dialect.kind == "csv"
-            names |= dict.fromkeys(table.schema.names if is_csv else columns_in(table, text, dialect))
-            tables.append(table)
-            digests.append(digest_of(text))
-        dialect.check_types(list(names), listed(self._paths))
+        for path, content in zip(self._paths, read_texts(self._paths), strict=True):
+            text = Text(content.removeprefix(BOM), path)
+            tables.append(parser.parse(text, columns))
+            names |= dict.fromkeys(parser.names_in(tables[-1], text))
+            digests.append(digest_of(content))
+        parser.check_types(list(names), listed(self._paths))
         schema = _common_schema(self._paths, [table.schema for table in tables], columns)
-        known = fields_of(schema, nulls=nulls, columns=columns)
-        self.derived = masks_of(known, nulls)
+        all_fields = fields_of(schema, nulls=nulls, columns=columns)
+        self.derived = masks_of(all_fields, nulls)
         self.logical_types = logical_types_of(schema)
-        fields = {name: known[name] for name in check_columns(columns, known, self.derived)}
+        fields = {name: all_fields[name] for name in check_columns(columns, all_fields, self.derived)}
         wanted = [schema.field(name) for name in roots_of(schema, fields)]
         self._buffers: list[dict[str, ColumnBuffer]] = []
         for path, table in zip(self._paths, tables, strict=True):
             cast = _cast(table, wanted, path)
             self._buffers.append(read_columns(cast, fields, where=path, nulls=nulls))
-            for each in self._buffers[-1].values():
-                if each.unreadable is not None:
-                    each.unreadable.refuse(np.arange(each.rows))  # report nulls now, not when they are read
+            for buffer in self._buffers[-1].values():
+                if buffer.unreadable is not None:
+                    buffer.unreadable.refuse(np.arange(buffer.rows))  # report nulls now, not when they are read
         self._starts = starts_of([len(table) for table in tables])
-        nbytes = sum(each.nbytes for buffers in self._buffers for each in buffers.values())
+        nbytes = sum(buffer.nbytes for buffers in self._buffers for buffer in buffers.values())
         rows = int(self._starts[-1])
         blocks = even_blocks(rows, rows * BLOCK_BYTES // max(1, nbytes))
         root = common_root(self._paths)
         relative = [os.path.relpath(path, root) for path in self._paths]
-        facts = [*relative, *digests, *(f"{name}:{field}" for name, field in known.items())]
-        fingerprint = digest_of(dialect.kind.encode(), *(os.fsencode(each) for each in facts))
+        facts = [*relative, *digests, *(f"{name}:{field}" for name, field in all_fields.items())]
+        fingerprint = digest_of(kind.encode(), *map(os.fsencode, facts))
         self._init_samples(label(self._paths), fields, blocks, fingerprint)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -66,9 +69,7 @@ class _TextSource(Source):
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         groups = by_chunk(ids, self._starts)
-        return columns_from_buffers(
-            self._fields, names, groups, [self._buffers[number] for number in groups.numbers]
-        )
+        return columns_from_buffers(self._fields, names, groups, [self._buffers[file] for file in groups.numbers])
 
 
 class CsvSource(_TextSource):
@@ -107,8 +108,8 @@ class CsvSource(_TextSource):
         delimiter: str | None = None,
         types: Mapping[str, str] | None = None,
     ) -> None:
-        self._open(where, columns, nulls, Dialect("csv", delimiter, types))
-        self._options["delimiter"] = delimiter
+        self._options = {"columns": columns, "nulls": nulls, "types": types, "delimiter": delimiter}
+        self._open("csv", CsvParser(types, delimiter), where, columns, nulls)
 
 
 class JsonlSource(_TextSource):
@@ -145,7 +146,8 @@ class JsonlSource(_TextSource):
         nulls: Nulls = "error",
         types: Mapping[str, str] | None = None,
     ) -> None:
-        self._open(where, columns, nulls, Dialect("jsonl", None, types))
+        self._options = {"columns": columns, "nulls": nulls, "types": types}
+        self._open("jsonl", JsonParser(types), where, columns, nulls)
 
 
 def is_large(where: Paths) -> bool:
@@ -173,13 +175,13 @@ def rows(
     kind = kind_of(where)
     if kind is None:
         raise SourceError("these are neither CSV nor lines of JSON", where=where)
-    dialect = Dialect(kind, delimiter, types)
+    parser = CsvParser(types, delimiter) if kind == "csv" else JsonParser(types)
     paths = list_files(where, kind)
     if kind == "csv" and types:  # for JSON, the first row reports that such a column is null
-        _check_csv_types(paths, dialect, columns)
+        _check_csv_types(paths, parser, columns)
     for path in paths:
         first = 0
-        for table in _stream(path, dialect, columns):
+        for table in _stream(path, parser, columns):
             fields = fields_of(table.schema, nulls=nulls, columns=columns)
             fields = {name: fields[name] for name in check_columns(columns, fields, masks_of(fields, nulls))}
             buffers = read_columns(table, fields, where=path, first_row=first, nulls=nulls)
@@ -189,36 +191,31 @@ def rows(
             first += len(table)
 
 
-def _stream(path: str, dialect: Dialect, columns: Sequence[str] | None) -> Iterator[Any]:
-    """The rows as `pyarrow.Table`s of one schema, which the first piece of text defines."""
-    schema, line, is_csv = None, 1, dialect.kind == "csv"
-    parse = parse_csv if is_csv else parse_json_lines
+def _stream(path: str, parser: TextParser, columns: Sequence[str] | None) -> Iterator[Any]:
+    """The rows as `pyarrow.Table`s of one schema, which the first part of the text defines."""
+    schema = None
     with open_text(path) as file:
-        for piece in _pieces(file, path, dialect):
-            # In CSV, a line of spaces or tabs is a row.
-            if piece.strip(b"\r\n" if is_csv else None):
-                if is_csv:  # parse_csv omits this check if the number of quotes is even
-                    check_quotes(piece, path, dialect, line)
-                table = parse(piece, path, dialect, columns, schema=schema, first_line=line)
+        for text in _texts(file, path, parser):
+            if not parser.is_empty(text.content):
+                table = parser.parse(text, columns, schema)
                 schema = table.schema
                 yield table
-            line += piece.count(b"\n")
     if schema is None:
         raise SourceError("the file is empty", where=path)
 
 
-def _pieces(file: BinaryIO, path: str, dialect: Dialect) -> Iterator[bytes]:
-    """The text in pieces that end with lines; the first one has more than a header."""
-    rest, header = file.read(len(BOM)).removeprefix(BOM), True
+def _texts(file: BinaryIO, path: str, parser: TextParser) -> Iterator[Text]:
+    """The text in parts of complete rows; the first one has more than a header."""
+    rest, line = file.read(len(BOM)).removeprefix(BOM), 1
     while piece := file.read(PIECE):
         rest += piece
         if len(piece) < PIECE:  # the last line may have no end
             break
-        is_csv = dialect.kind == "csv" and b'"' in rest
-        end = end_of_csv_lines(rest, dialect.delimiter_of(path)) if is_csv else rest.rfind(b"\n") + 1
-        if end and not (header and b"\n" not in rest[:end].strip()):
-            yield rest[:end]
-            rest, header = rest[end:], False
+        end = parser.end_of_rows(rest, path)
+        if end and (line > 1 or b"\n" in rest[:end].strip()):
+            yield Text(rest[:end], path, line)
+            line += rest.count(b"\n", 0, end)
+            rest = rest[end:]
         elif len(rest) > LIMIT:
             raise CorruptError(
                 "a line is too long",
@@ -227,61 +224,54 @@ def _pieces(file: BinaryIO, path: str, dialect: Dialect) -> Iterator[bytes]:
                 where=path,
                 remedy="write the file again, with line feeds between the rows and quotes within values doubled",
             )
-    yield rest
+    yield Text(rest, path, line)
 
 
-def _check_csv_types(paths: Sequence[str], dialect: Dialect, columns: Sequence[str] | None) -> None:
+def _check_csv_types(paths: Sequence[str], parser: TextParser, columns: Sequence[str] | None) -> None:
     """Refuse types of columns that no file has; usually the first file has all."""
     names: dict[str, None] = {}
     for path in paths:
-        if set(dialect.types or ()) <= names.keys():
+        if parser.types.keys() <= names.keys():
             return
-        names |= dict.fromkeys(next(_stream(path, dialect, columns)).schema.names)
-    dialect.check_types(list(names), listed(paths))
+        names |= dict.fromkeys(next(_stream(path, parser, columns)).schema.names)
+    parser.check_types(list(names), listed(paths))
 
 
 def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequence[str] | None) -> Any:
     """One schema for all files: types are widened only from integers to types that hold them."""
     import pyarrow as pa
 
-    twice = set()
     for path, schema in zip(paths, schemas, strict=True):
-        for name in schema.names:
-            if schema.get_field_index(name) >= 0:
-                continue
-            if columns is None or name in columns:
-                raise SourceError(
-                    "two columns of the file have one name",
-                    found=repr(name),
-                    where=path,
-                    remedy="rename one of them, or leave them out with columns=",
-                )
-            twice.add(name)
-    schemas = [pa.schema([field for field in schema if field.name not in twice]) for schema in schemas]
-    common = {field.name: field for field in schemas[0]}
-    for path, schema in zip(paths[1:], schemas[1:], strict=True):
-        for name in dict.fromkeys([*common, *schema.names]):
+        with arrow_errors(path):
+            fields_of(schema, columns=columns)  # refuses two columns of one name
+    files = [types_by_name(schema) for schema in schemas]
+    common: dict[str, Any] = {}
+    for name in dict.fromkeys(name for types in files for name in types):
+        kind = files[0].get(name)
+        for path, types in zip(paths, files, strict=True):
+            other = types.get(name)
             try:
-                if name not in common or name not in schema.names:
-                    raise pa.ArrowInvalid(f"columns {', '.join(schema.names)}")
-                both = [pa.schema([common[name]]), pa.schema([schema.field(name)])]
-                common[name] = pa.unify_schemas(both, promote_options="permissive").field(0)
-            except (pa.ArrowException, ValueError) as error:
+                if kind is None or other is None:
+                    raise pa.ArrowInvalid(f"columns {', '.join(types)}")
+                if pa.uint64() in (kind, other) and pa.types.is_integer(kind) and pa.types.is_integer(other):
+                    kind = pa.uint64()
+                    continue
+                both = [pa.schema([(name, one)]) for one in (kind, other)]
+                kind = pa.unify_schemas(both, promote_options="permissive").field(0).type
+            except pa.ArrowException as error:
                 if columns is None or any(_contains(name, column) for column in columns):
                     raise SourceError(
                         "the files differ in their columns",
-                        expected=f"{common.get(name, f'no column {name!r}')} as in {paths[0]}",
+                        expected=f"no column {name!r}" if kind is None else f"{name}: {kind} as in {paths[0]}",
                         found=str(error).splitlines()[0],
                         where=path,
                         remedy="make them agree, or leave the column out with columns=; "
                         "types={'column': 'string'} says what a column is",
                     ) from error
-                common.pop(name, None)
-    for name, field in common.items():
-        kinds = {schema.field(name).type for schema in schemas}
-        if pa.uint64() in kinds and all(map(pa.types.is_integer, kinds)):
-            common[name] = field.with_type(pa.uint64())
-    return pa.schema(list(common.values()))
+                break
+        else:
+            common[name] = kind
+    return pa.schema(list(common.items()))
 
 
 def _contains(name: str, column: str) -> bool:

@@ -41,14 +41,16 @@ def list_files(where: Paths) -> list[PartitionedFile]:
 
     Of a given directory, every ``key=value`` directory below it counts; of a file, those directly above it.
     """
-    found: list[PartitionedFile] = []
+    listed: list[PartitionedFile] = []
     for path in expand(where):
         if not os.path.isdir(path):
-            found.append(PartitionedFile(os.path.abspath(path), _keys_above(path)))
+            above = reversed(os.path.dirname(os.path.abspath(path)).split(os.sep))
+            keys = _keys([*takewhile(lambda name: "=" in name, above)][::-1])
+            listed.append(PartitionedFile(os.path.abspath(path), keys))
             continue
         _refuse_tables(path)
         files = files_in(path, SUFFIXES, recursive=True) or [
-            each for each in files_in(path, ("",), recursive=True) if _is_parquet_file(each)
+            file for file in files_in(path, ("",), recursive=True) if _is_parquet_file(file)
         ]
         if not files:
             raise SourceError(
@@ -58,28 +60,22 @@ def list_files(where: Paths) -> list[PartitionedFile]:
             )
         for file in files:
             folders = os.path.relpath(os.path.dirname(file), path).split(os.sep)
-            found.append(PartitionedFile(os.path.abspath(file), _keys([name for name in folders if "=" in name])))
-    return found
+            listed.append(PartitionedFile(os.path.abspath(file), _keys([name for name in folders if "=" in name])))
+    return listed
 
 
 def _refuse_tables(folder: str) -> None:
     """Refuse directories of table formats: deleted and replaced files are still in them."""
     metadata = os.path.join(folder, "metadata")
-    found = next((each for name, each in _TABLES.items() if os.path.isdir(os.path.join(folder, name))), None)
+    tables = [table for name, table in _TABLES.items() if os.path.isdir(os.path.join(folder, name))]
     if os.path.isdir(metadata) and any(name.endswith(".metadata.json") for name in os.listdir(metadata)):
-        found = ("an Iceberg table", "pyiceberg's table.scan().plan_files()")
-    if found is not None:
-        what, remedy = found
+        tables.append(("an Iceberg table", "pyiceberg's table.scan().plan_files()"))
+    for description, remedy in tables:
         raise SourceError(
-            f"the folder is {what}: only its log says which files are valid",
+            f"the folder is {description}: only its log says which files are valid",
             where=folder,
             remedy=f"open the list of valid files: {remedy}",
         )
-
-
-def _keys_above(path: str) -> tuple[tuple[str, str | None], ...]:
-    folders = reversed(os.path.dirname(os.path.abspath(path)).split(os.sep))
-    return _keys([*takewhile(lambda name: "=" in name, folders)][::-1])
 
 
 def _keys(folders: Sequence[str]) -> tuple[tuple[str, str | None], ...]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rankfeed.columns.columns import ColumnBuffer
-from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.arrow_columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, logical_types_of, masks_of, roots_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
@@ -35,15 +35,17 @@ class ArrowTableSource(ChunkedSource):
         name: str = "a table",
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        known = fields_of(table.schema, nulls=nulls, columns=columns, shapes=shapes)
-        self.derived = masks_of(known, nulls)
+        all_fields = fields_of(table.schema, nulls=nulls, columns=columns, shapes=shapes)
+        self.derived = masks_of(all_fields, nulls)
         self.logical_types = logical_types_of(table.schema)
-        fields = {name: known[name] for name in check_columns(columns, known, self.derived)}
+        fields = {name: all_fields[name] for name in check_columns(columns, all_fields, self.derived)}
         self._shapes = dict(shapes or {})
         self._nulls: Nulls = nulls
         columns = roots_of(table.schema, fields)
-        self._batches = [each for each in table.select(columns).to_batches(max_chunksize=_CHUNK_ROWS) if len(each)]
-        blocks = np.array([len(each) for each in self._batches], np.int64)
+        self._batches = [
+            batch for batch in table.select(columns).to_batches(max_chunksize=_CHUNK_ROWS) if len(batch)
+        ]
+        blocks = np.array([len(batch) for batch in self._batches], np.int64)
         self._init_samples(name, fields, blocks, digest_of(repr((fields, int(blocks.sum()))).encode()))
         self._init_chunks(blocks, cache_bytes)
 
@@ -52,19 +54,21 @@ class ArrowTableSource(ChunkedSource):
         """False: the fingerprint is of columns and number of rows, not of the content."""
         return False
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-        batch = self._batches[number]
-        fields, first_row = {name: self._fields[name] for name in names}, int(self._chunk_starts[number])
+    def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
+        batch = self._batches[index]
+        fields, first_row = {name: self._fields[name] for name in names}, int(self._chunk_starts[index])
         with arrow_errors(self._label):
             batch.validate(full=True)
-            found = read_columns(
+            columns = read_columns(
                 batch, fields, where=self._label, first_row=first_row, nulls=self._nulls, shapes=self._shapes
             )
-        buffers = [each for column in batch.columns for each in column.buffers() if each is not None and each.size]
-        own = [np.frombuffer(each, np.uint8) for each in buffers]
+        buffers = [
+            buffer for column in batch.columns for buffer in column.buffers() if buffer is not None and buffer.size
+        ]
+        own = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         return {
             name: replace(
-                column, borrowed=any(np.may_share_memory(column.values, each) for each in own), extra_bytes=0
+                column, borrowed=any(np.may_share_memory(column.values, buffer) for buffer in own), extra_bytes=0
             )
-            for name, column in found.items()
+            for name, column in columns.items()
         }
