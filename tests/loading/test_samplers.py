@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import pickle
 import warnings
 from collections import Counter
@@ -20,6 +22,7 @@ from torch.utils.data.distributed import DistributedSampler as TorchDistributedS
 
 from rankfeed import errors
 from rankfeed.loading import DistributedBatchSampler, DistributedSampler, Loader
+from rankfeed.sources import from_dataset
 from rankfeed.topology import Topology
 
 BOTH = [DistributedBatchSampler, DistributedSampler]
@@ -150,13 +153,24 @@ def test_the_batch_sampler_warns_if_it_repeats_samples() -> None:
         assert (Counter(ids), caught) == (Counter([8, 9]), [])
 
 
-def test_the_batch_sampler_tells_which_rows_only_fill() -> None:
-    samplers = of_ranks(DistributedBatchSampler, 13, 2, 4, tail="pad", shuffle=True)
-    ids = []
-    for sampler in samplers:
-        for step, batch in enumerate(sampler):
-            ids += [each for each, valid in zip(batch, sampler.valid(step), strict=True) if valid]
-    assert_once(ids, 13)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("tail", ["even", "pad"])
+def test_valid_rows_of_all_ranks_have_the_mean_of_the_data(tail: Any, world_size: int) -> None:
+    """As an evaluation takes it: sums of random numbers of float32 are exact in float64."""
+    values = torch.randn(40, generator=torch.Generator().manual_seed(0)).double()
+    sizes = [size for size in range(1, 41, 3) if tail == "pad" or size >= world_size]
+    for size, batch_size in itertools.product(sizes, (1, 3)):
+        options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "tail": tail}
+        rows: Any = [{"x": float(value)} for value in values[:size]]
+        fed: dict[str, list[torch.Tensor]] = {"loader": [], "sampler": []}
+        for topology in ranks(world_size):
+            for batch in Loader(from_dataset(rows), topology=topology, **options):
+                fed["loader"].append(batch["x"][batch["valid"]] if "valid" in batch else batch["x"])
+            sampler = DistributedBatchSampler(rows, topology=topology, **options)
+            for step, batch in enumerate(DataLoader(rows, batch_sampler=sampler)):
+                fed["sampler"].append(batch["x"][torch.tensor(sampler.valid(step))])
+        means = {name: float(torch.cat(parts).sum() / len(torch.cat(parts))) for name, parts in fed.items()}
+        assert means == dict.fromkeys(fed, math.fsum(values[:size].tolist()) / size), (size, batch_size)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
