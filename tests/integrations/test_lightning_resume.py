@@ -423,14 +423,9 @@ def every_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("hook", "use"),
     [
-        ("setup", "length"),
-        ("configure_optimizers", "length"),
-        ("configure_optimizers", "batch"),
-        ("on_fit_start", "length"),
-        ("on_fit_start", "batch"),
-        ("on_fit_start", "epoch"),
-        ("on_train_start", "length"),
-        ("on_train_start", "batch"),
+        *(("setup", "length"), ("configure_optimizers", "length"), ("configure_optimizers", "batch")),
+        *(("on_fit_start", "length"), ("on_fit_start", "batch"), ("on_fit_start", "epoch")),
+        *(("on_train_start", "length"), ("on_train_start", "batch")),
     ],
 )
 def test_what_uses_the_loader_before_training_changes_neither_its_position_nor_later_checkpoints(

@@ -28,18 +28,8 @@ for package in ("accelerate", "lightning", "torch_geometric", "torchdata", "tran
 
 SCRIPT = Path(__file__).parent / "jobs" / "frameworks.py"
 FRAMEWORKS = [
-    "loader",
-    "batch_sampler",
-    "sampler",
-    "stateful",
-    "ddp",
-    "fsdp",
-    "lightning",
-    "accelerate",
-    "transformers",
-    "pyg",
-    "pyg_seeds",
-    "webdataset",
+    *("loader", "batch_sampler", "sampler", "stateful", "ddp", "fsdp", "lightning", "accelerate"),
+    *("transformers", "pyg", "pyg_seeds", "webdataset"),
 ]
 #: How workers are started, and how many there are.
 WAYS = ["fork:0", "fork:2", "spawn:2", "forkserver:2"]

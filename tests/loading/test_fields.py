@@ -129,19 +129,10 @@ def test_types_that_differ_meet_in_one_that_holds_both(values: list[Any], dtype:
 @pytest.mark.parametrize(
     "values",
     [
-        [2**53 + 1, 0.5],
-        [[2**53 + 1, 0.5], [1.5]],
-        [np.array([2**53 + 1]), np.array([0.5])],
-        [-1, 2**63 + 1],
-        [[-1, 2**63 + 1], [1]],
-        [2**70, 1],
-        [[2**70], [1]],
-        [np.longdouble(1) / 3, np.longdouble(2)],
-        [np.ones(2, np.longdouble), np.ones(2)],
-        [1, "a"],
-        [None, 1],
-        [{"a": 1}, {"b": 1}],
-        [(1, 2, "a"), (1, "a")],
+        *([2**53 + 1, 0.5], [[2**53 + 1, 0.5], [1.5]], [np.array([2**53 + 1]), np.array([0.5])]),
+        *([-1, 2**63 + 1], [[-1, 2**63 + 1], [1]], [2**70, 1], [[2**70], [1]]),
+        *([np.longdouble(1) / 3, np.longdouble(2)], [np.ones(2, np.longdouble), np.ones(2)], [1, "a"]),
+        *([None, 1], [{"a": 1}, {"b": 1}], [(1, 2, "a"), (1, "a")]),
     ],
     ids=str,
 )

@@ -65,28 +65,6 @@ def test_every_sample_once_and_equal_steps_for_any_topology(
     assert {len(loader) for loader in loaders} == {len(steps)}
 
 
-@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
-@pytest.mark.parametrize("shuffle", ["none", "global", "window"])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_batches_are_the_same_bytes_for_any_kind_and_number_of_workers(
-    tail: str, shuffle: str, world_size: int
-) -> None:
-    options: dict[str, Any] = {"tail": tail, "shuffle": shuffle, "size": 41, "lanes": 3, "window": 10}
-    for rank in range(world_size):
-        expected = list(feed(rank, world_size, **options))
-        for engine in ({"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "prefetch_factor": 5}):
-            assert same(list(feed(rank, world_size, **options, **engine)), expected)
-
-
-@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
-def test_batches_of_processes_are_the_same_bytes_in_the_same_order(tail: str) -> None:
-    options: dict[str, Any] = {"tail": tail, "size": 41}
-    expected = list(feed(1, 2, **options))
-    for num_workers in (1, 2, 3):
-        loader = feed(1, 2, **options, num_workers=num_workers, worker_kind="process")
-        assert same(list(loader), expected)
-
-
 @pytest.mark.parametrize("tail", ["even", "drop"])
 @pytest.mark.parametrize("shuffle", ["none", "global", "window"])
 @pytest.mark.parametrize("size", [48, 49, 67, 71, 24])
@@ -381,16 +359,6 @@ def _resumed(state: dict[str, Any], **options: Any) -> Loader:
     return loader
 
 
-def test_a_topology_left_out_is_found_at_the_first_len_or_iter(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = Loader(Memory(10), 2, id_column="id")
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert len(loader) == 3
-    monkeypatch.setenv("RANK", "0")
-    travelled = pickle.loads(pickle.dumps(loader))
-    assert travelled.topology.rank == 1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -552,11 +520,6 @@ def test_an_epoch_without_samples_is_refused() -> None:
 def test_a_plan_of_ones_own_is_the_order() -> None:
     plan = Plan(50, shuffle="global", seed=99)
     assert delivered(list(feed(plan=plan, shuffle=False))) == plan.sample_ids(0, np.arange(50)).tolist()
-
-
-def test_columns_reads_only_those() -> None:
-    (batch, *_) = feed(columns=["y"], id_column=None)
-    assert list(batch) == ["y"]
 
 
 def test_only_the_columns_wanted_are_asked_for() -> None:

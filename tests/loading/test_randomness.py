@@ -178,12 +178,8 @@ def _scaled(sample: Any, scale: float = 2.0) -> Any:
 @pytest.mark.parametrize(
     ("function", "wants"),
     [
-        (_Callable(), True),
-        (_optional, True),
-        (_scaled, False),
-        (lambda *samples: samples, False),
-        (torch.nn.Identity(), False),
-        (dict, False),
+        *((_Callable(), True), (_optional, True), (_scaled, False), (lambda *samples: samples, False)),
+        *((torch.nn.Identity(), False), (dict, False)),
     ],
 )
 def test_a_transform_gets_a_generator_if_it_asks_for_one(function: Any, wants: bool) -> None:

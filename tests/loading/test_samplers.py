@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import pickle
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -234,16 +233,24 @@ def test_a_loop_that_counts_the_batches_of_an_epoch_moves_on_to_the_next(kind: A
     assert list(sampler) == whole, "the last item was not delivered"
 
 
-WORKERS: list[dict[str, Any]] = [
+WORKERS: list[Any] = [
     {"num_workers": 0},
     {"num_workers": 1},
     {"num_workers": 2},
     {"num_workers": 2, "persistent_workers": True},
+    *(
+        pytest.param(
+            {"num_workers": 2, "persistent_workers": persistent, "multiprocessing_context": method},
+            marks=pytest.mark.soak,
+        )
+        for persistent in (False, True)
+        for method in ("spawn", "forkserver")
+    ),
 ]
 
 
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("options", WORKERS, ids=["0", "1", "2", "2-persistent"])
+@pytest.mark.parametrize("options", WORKERS, ids=str)
 def test_a_stock_dataloader_delivers_the_same_with_any_workers(kind: Any, options: dict[str, Any]) -> None:
     expected = kind(31, 4, shuffle=True, topology=Topology(rank=1, world_size=2))
     sampler = kind(31, 4, shuffle=True, topology=Topology(rank=1, world_size=2))
@@ -258,21 +265,6 @@ def test_the_number_of_workers_may_change_between_epochs() -> None:
     for epoch, num_workers in enumerate([0, 2, 1, 0]):
         assert_once(flat(stock(sampler, 31, 4, num_workers=num_workers)), 31)
         assert sampler.epoch == epoch
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("kind", BOTH)
-def test_a_stock_dataloader_delivers_the_same_with_any_start_method(
-    kind: Any, persistent: bool, method: str
-) -> None:
-    sampler = kind(31, 4, shuffle=True, topology=Topology())
-    options = {"num_workers": 2, "persistent_workers": persistent, "multiprocessing_context": method}
-    loader = stock(sampler, 31, 4, **options)
-    expected = kind(31, 4, shuffle=True, topology=Topology())
-    for _ in range(2):
-        assert flat(loader) == flat(stock(expected, 31, 4))
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -470,16 +462,6 @@ def test_start_leaves_out_what_was_consumed(kind: Any) -> None:
     sampler = kind(30, 5, shuffle=True, start=10, topology=Topology())
     assert flat(stock(sampler, 30, 5)) == whole[10:]
     assert len(flat(stock(sampler, 30, 5))) == 30
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_the_rank_is_found_late_and_travels(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = kind(9, 2)
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    travelled = pickle.dumps(sampler)
-    monkeypatch.setenv("RANK", "0")
-    assert pickle.loads(travelled).topology.rank == 2
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -44,12 +44,6 @@ def test_every_index_comes_up_once_for_any_size_and_key(n: int, seed: int) -> No
     assert is_bijection(permutation(np.arange(n), n, Key.of(seed)))
 
 
-@pytest.mark.soak
-def test_every_index_comes_up_once_for_every_size_up_to_20_000() -> None:
-    for n in range(1, 20_001):
-        assert is_bijection(permutation(np.arange(n), n, Key.of("soak", n % 7))), n
-
-
 @pytest.mark.parametrize("bits", range(24, 63, 2))
 @pytest.mark.parametrize("offset", [-1, 0, 1, 12_345])
 def test_sampled_indices_of_huge_sizes_stay_distinct_and_inside(bits: int, offset: int) -> None:
@@ -252,17 +246,6 @@ def test_small_shuffles_are_as_good_as_those_of_numpy(
 ) -> None:
     for n in [*range(3, 35), 40, 49, 60, 63, 64, 65, 66, 97, 100, 127, 128, 129, 180][:: 1 if thorough else 3]:
         assert statistic(make(n, 120_000 // n)) < LIMIT, n
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("make", [by_tweak, by_numpy])
-def test_small_shuffles_are_as_good_as_those_of_numpy_over_millions(
-    make: Callable[[int, int], Orders],
-) -> None:
-    for n in range(3, 301, 9):
-        orders = make(n, 3_000_000 // n)
-        for statistic in (position_by_value, differences, ascents, serial_correlation):
-            assert statistic(orders) < LIMIT + 0.5, (n, statistic)
 
 
 @pytest.mark.parametrize("make", MAKERS)

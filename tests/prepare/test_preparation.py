@@ -359,16 +359,7 @@ def test_ranks_with_a_shell_each_get_the_error_of_one_build(path: Path, tmp_path
     ranks = [
         subprocess.Popen(
             [
-                "sh",
-                "-c",
-                '"$@"; exit $?',
-                "sh",
-                sys.executable,
-                "-c",
-                FAILING_RANK,
-                path,
-                builds,
-                started,
+                *("sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", FAILING_RANK, path, builds, started),
                 str(rank),
             ],
             env=os.environ | {"PMI_RANK": str(rank), "PMI_SIZE": "3"},
@@ -596,20 +587,9 @@ def test_links_stay_links(path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"path": ""},
-        {"path": "/"},
-        {"path": "s3://bucket/data"},
-        {"path": 5},
-        {"scope": "world"},
-        {"retries": -1},
-        {"retries": 1.5},
-        {"timeout": -1},
-        {"timeout": float("nan")},
-        {"key": 5},
-        {"key": "\udcff"},
-        {"key": "two\nlines"},
-        {"timeout": "5"},
-        {"inputs": "raw"},
+        *({"path": ""}, {"path": "/"}, {"path": "s3://bucket/data"}, {"path": 5}, {"scope": "world"}),
+        *({"retries": -1}, {"retries": 1.5}, {"timeout": -1}, {"timeout": float("nan")}, {"key": 5}),
+        *({"key": "\udcff"}, {"key": "two\nlines"}, {"timeout": "5"}, {"inputs": "raw"}),
     ],
 )
 def test_arguments_that_cannot_be_meant(options: dict[str, Any], tmp_path: Path) -> None:

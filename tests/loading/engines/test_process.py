@@ -590,19 +590,12 @@ def killed_at_random(epochs: int, folder: Path | None = None) -> int:
     return kills
 
 
-def test_workers_killed_at_random_lose_and_repeat_nothing() -> None:
-    assert killed_at_random(2) > 10
-
-
-def test_workers_that_copy_several_steps_and_are_killed_lose_and_repeat_nothing(tmp_path: Path) -> None:
-    assert killed_at_random(1, tmp_path / "data") > 5
-
-
-@pytest.mark.soak
-def test_workers_killed_at_random_lose_and_repeat_nothing_in_many_rounds(tmp_path: Path) -> None:
-    began = time.monotonic()
-    kills = killed_at_random(60), killed_at_random(30, tmp_path / "data")
-    print(f"90 epochs, {kills} workers killed: {time.monotonic() - began:.0f} s, all batches the same")
+@pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=pytest.mark.soak)])
+def test_workers_killed_at_random_lose_and_repeat_nothing(rounds: int, tmp_path: Path) -> None:
+    kills = killed_at_random(2 * rounds), killed_at_random(rounds, tmp_path / "data")
+    print(f"{3 * rounds} epochs, {kills} workers killed, all batches the same")
+    assert kills[0] > 10
+    assert kills[1] > 5
 
 
 def resident(_: Any) -> dict[str, int]:
