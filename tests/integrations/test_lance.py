@@ -60,7 +60,7 @@ def samplers(world_size: int, **options: Any) -> list[ShardedSampler]:
     [("fork", (1, 0)), pytest.param("spawn", (None, None, 0), marks=pytest.mark.slow)],
     ids=["new workers", "persistent workers"],
 )
-def test_workers_of_lance_s_own_loader_read_the_same_steps(
+def test_workers_of_lances_loader_read_the_same_steps(
     table: str, start: str, epochs: tuple[int | None, ...]
 ) -> None:
     sampler, alone = (samplers(1, shuffle=True, seed=3)[0] for _ in range(2))
@@ -106,7 +106,7 @@ def test_a_filter_columns_and_row_ids_are_lance_s_own(table: str) -> None:
     workers=st.integers(1, 4),
     tail=st.sampled_from(["rest", "drop"]),
 )
-def test_steps_are_equal_and_survive_a_loader_that_joins_small_batches(
+def test_steps_are_equal_where_a_loader_joins_batches(
     rows: int, batch: int, world_size: int, workers: int, tail: Any
 ) -> None:
     plan = rf.Plan(rows, seed=rows)

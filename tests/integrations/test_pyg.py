@@ -61,9 +61,7 @@ def sampler(request: pytest.FixtureRequest) -> Path | None:
 @pytest.mark.parametrize(
     "sampler", [pytest.param(None, id="none"), pytest.param("torch-sparse", marks=pytest.mark.soak)], indirect=True
 )
-def test_every_seed_once_in_equal_steps_and_resumed_on_another_number_of_ranks(
-    sampler: Path | None, tmp_path: Path
-) -> None:
+def test_every_seed_once_in_equal_steps_and_resumed_on_other_ranks(sampler: Path | None, tmp_path: Path) -> None:
     on_three = launch(3, tmp_path / "three", sampler=sampler)
     for workers in ("0", "2"):
         epochs = [[result[workers][epoch] for result in on_three] for epoch in range(2)]

@@ -234,9 +234,7 @@ def test_raw_files_behind_a_link_are_used(tmp_path: Path) -> None:
     assert not (folder / "raw").is_symlink()
 
 
-def test_a_raw_file_that_goes_meanwhile_is_as_one_that_was_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_raw_file_that_is_removed_meanwhile_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw_files(tmp_path)
     gone = tmp_path / "raw" / "half.part"
     gone.write_text("")

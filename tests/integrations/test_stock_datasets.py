@@ -1,4 +1,4 @@
-"""`rf.DistributedBatchSampler` with the map-style datasets of wids, Lance and Hugging Face in a stock DataLoader."""
+"""`rf.DistributedBatchSampler` with map-style datasets of wids, Lance and Hugging Face in a stock DataLoader."""
 
 import io
 import json

@@ -12,6 +12,7 @@ import pytest
 import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.loading.feeds import ranks
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
@@ -97,18 +98,14 @@ def test_shards_are_dealt_as_the_strategy_says_or_not_at_all(shards: int, parts:
         (0, 2, "rank", ["there are no shards", "pattern"]),
     ],
 )
-def test_shards_that_cannot_be_dealt_are_an_error_that_says_what_to_do(
-    shards: int, parts: int, what: str, said: list[str]
-) -> None:
+def test_shards_that_cannot_be_divided_are_an_error(shards: int, parts: int, what: str, said: list[str]) -> None:
     with pytest.raises(PlanError) as caught:
         split_shards(range(shards), parts, 1, "even", what)
     assert [text for text in said if text not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("splitter", [nodesplitter, NodeSplitter("drop")])
-def test_the_rank_is_found_in_the_parent_and_travels_by_pickle(
-    splitter: NodeSplitter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rank_of_the_parent_is_pickled(splitter: NodeSplitter, monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
@@ -148,9 +145,7 @@ def test_samples_are_those_of_webdatasets_own_reader_to_the_byte(data: Path) -> 
     assert list(ShardedSamples(str(data / "5" / "{000..004}.tar"), topology=rf.Topology())) == theirs
 
 
-def test_samples_that_lack_members_or_share_a_key_come_as_webdatasets_own_reader_gives_them(
-    tmp_path: Path,
-) -> None:
+def test_samples_that_lack_members_or_share_a_key_are_those_of_webdataset(tmp_path: Path) -> None:
     url = str(tmp_path / "odd.tar")
     with wds.TarWriter(url) as out:
         out.write({"__key__": "folder/a", "jpg": b"1", "txt": b"one", "cls": b"1"})
@@ -183,10 +178,6 @@ def test_all_that_comes_behind_in_a_pipeline_works_as_behind_webdatasets_own_rea
 def keys_of(stages: Any, workers: int) -> list[list[str]]:
     """The keys of each batch that a DataLoader over the pipeline delivers."""
     return [keys for (keys,) in DataLoader(stages, batch_size=None, num_workers=workers)]
-
-
-def ranks(world_size: int) -> list[rf.Topology]:
-    return [rf.Topology(rank=rank, world_size=world_size) for rank in range(world_size)]
 
 
 def whole(shards: int) -> Counter[str]:
@@ -246,9 +237,7 @@ STAGES: dict[str, Callable[..., ShardedSamples]] = {
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize(("shards", "world_size", "workers"), [(5, 2, 0), (5, 2, 2), (3, 2, 2), (4, 3, 2)])
-def test_stages_read_equal_steps_where_shards_cannot_be_divided(
-    stage: str, shards: int, world_size: int, workers: int, data: Path
-) -> None:
+def test_stages_read_equal_steps(stage: str, shards: int, world_size: int, workers: int, data: Path) -> None:
     epochs = []
     for epoch in range(2):
         job = []

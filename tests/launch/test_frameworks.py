@@ -36,15 +36,6 @@ WAYS = ["fork:0", "fork:2", "spawn:2", "forkserver:2"]
 ALL = [f"{framework}:{way}" for framework in FRAMEWORKS for way in WAYS]
 #: What can do without a process group: then its rank is found by what the launcher says.
 NO_GROUP = ["loader", "batch_sampler", "sampler", "stateful", "pyg", "pyg_seeds", "webdataset"]
-#: Without a soak MPICH is the launcher of the test with kills alone, and Open MPI of those of prepare_once.
-EACH_LAUNCHER = [
-    # Of each framework, tests/integrations has a case under torchrun.
-    pytest.param("torchrun", "torch", id="torchrun, torch alone", marks=pytest.mark.soak),
-    pytest.param("torchrun", "libraries", id="torchrun, libraries", marks=pytest.mark.soak),
-    pytest.param("srun", "few", id="srun", marks=pytest.mark.slow),
-    *(pytest.param(each, "few", id=each, marks=pytest.mark.soak) for each in ("openmpi", "mpich")),
-]
-
 pytestmark = pytest.mark.timeout(3600)
 
 
@@ -171,14 +162,12 @@ def check_all(launcher: str, ranks: int, cells: Sequence[str], out: Path, timeou
         check(out, cell, ranks, launcher)
 
 
-@pytest.mark.parametrize(("launcher", "which"), EACH_LAUNCHER)
-def test_each_sample_once_under_each_launcher_in_each_framework(launcher: str, which: str, tmp_path: Path) -> None:
-    cells = rotated(launcher, FRAMEWORKS)
-    libraries, others = FRAMEWORKS.index("lightning"), FRAMEWORKS.index("pyg")
-    # Lightning, Accelerate and Transformers know their launcher; the others find their rank as the first does.
-    few = [cells[0], *cells[libraries:others]]
-    parts = {"torch": cells[:libraries], "libraries": cells[libraries:], "few": few}
-    check_all(launcher, 2, parts[which], tmp_path, 400)
+@pytest.mark.slow
+def test_each_sample_once_under_slurm_in_frameworks_that_know_their_launcher(tmp_path: Path) -> None:
+    """Of each framework, tests/integrations has a case under torchrun; the soak below has all launchers."""
+    cells = rotated("srun", FRAMEWORKS)
+    few = [cells[0], *cells[FRAMEWORKS.index("lightning") : FRAMEWORKS.index("pyg")]]
+    check_all("srun", 2, few, tmp_path, 400)
 
 
 @pytest.mark.slow

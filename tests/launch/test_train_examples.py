@@ -141,9 +141,7 @@ def test_a_host_that_joins_makes_a_larger_job_that_goes_on_by_itself(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [[2], pytest.param([4, 2], marks=pytest.mark.soak)], ids=str)
-def test_the_batch_script_trains_on_the_tasks_of_two_nodes_and_goes_on_with_others(
-    ranks: list[int], tmp_path: Path
-) -> None:
+def test_the_batch_script_trains_on_two_nodes_and_resumes(ranks: list[int], tmp_path: Path) -> None:
     need("srun")
     folder, out = tmp_path / "run", tmp_path / "out"
     place = {"MASTER_ADDR": "127.0.0.1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

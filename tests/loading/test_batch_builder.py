@@ -59,7 +59,7 @@ def test_steps_made_in_any_order_and_twice_are_the_same(order: list[int]) -> Non
 @pytest.mark.parametrize("tail", ["even", "drop", "pad"])
 @pytest.mark.parametrize("stride", [1, 3])
 @pytest.mark.parametrize("columns", [None, ["y", "x", "tokens"], ["point"]])
-def test_small_batches_that_are_built_several_at_once_are_those_built_alone(
+def test_batches_built_together_are_those_built_alone(
     tail: Any, stride: int, columns: list[str] | None, tmp_path: Path
 ) -> None:
     rows = [

@@ -114,7 +114,7 @@ def backwards(batch: dict[str, Any]) -> dict[str, Any]:
 @every_engine
 @pytest.mark.parametrize("transform", [None, dict], ids=["columns", "samples"])
 @pytest.mark.parametrize("size", [3, 120_000])  # also of less and more than what is sent by pickle from workers
-def test_byte_strings_are_views_of_one_buffer(
+def test_byte_strings_are_views_of_a_buffer(
     engine: dict[str, Any], transform: Any, size: int, tmp_path: Path
 ) -> None:
     source = write(

@@ -66,9 +66,7 @@ def of_ranks(kind: Any, size: int, world_size: int, batch_size: int, **options: 
     batch_size=st.integers(1, 7),
     shuffle=st.booleans(),
 )
-def test_batches_of_ids_hold_every_sample_once_in_equal_steps(
-    size: int, world_size: int, batch_size: int, shuffle: bool
-) -> None:
+def test_batches_of_ids_hold_every_sample_once(size: int, world_size: int, batch_size: int, shuffle: bool) -> None:
     if size < world_size:
         return
     samplers = of_ranks(DistributedBatchSampler, size, world_size, batch_size, shuffle=shuffle)
@@ -86,7 +84,7 @@ def test_batches_of_ids_hold_every_sample_once_in_equal_steps(
     shuffle=st.booleans(),
     tail=st.sampled_from(["even", "drop"]),
 )
-def test_single_ids_hold_every_sample_once_and_len_tells_how_many(
+def test_single_ids_hold_every_sample_once(
     size: int, world_size: int, batch_size: int, shuffle: bool, tail: Any
 ) -> None:
     if size < world_size:
@@ -322,9 +320,7 @@ def test_a_sampler_resumes_on_other_ranks_and_batch_sizes(kind: Any, new: int, b
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(("every", "workers", "skips"), [(1, 1, False), (3, 0, False), (3, 1, True)])
-def test_a_stateful_dataloader_goes_on_on_other_ranks_or_refuses(
-    kind: Any, every: int, workers: int, skips: bool
-) -> None:
+def test_a_stateful_dataloader_resumes_on_other_ranks(kind: Any, every: int, workers: int, skips: bool) -> None:
     need_package("torchdata")
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -351,9 +347,7 @@ def test_a_stateful_dataloader_goes_on_on_other_ranks_or_refuses(
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(("every", "workers"), [(1, 0), (3, 0), (1, 2), (3, 2)])
-def test_a_stateful_dataloader_begins_the_next_epoch_after_the_last_batch(
-    kind: Any, every: int, workers: int
-) -> None:
+def test_a_stateful_dataloader_begins_the_next_epoch_at_its_end(kind: Any, every: int, workers: int) -> None:
     need_package("torchdata")
     from torchdata.stateful_dataloader import StatefulDataLoader
 

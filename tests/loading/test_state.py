@@ -277,9 +277,7 @@ def test_lanes_go_with_the_state() -> None:
 @pytest.mark.parametrize(
     "options", [{"shuffle": "window", "window": 9, "lanes": 6}, {"shuffle": "global"}], ids=str
 )
-def test_the_state_decides_the_order_of_a_loader_that_leaves_it_open(
-    options: dict[str, Any], version: int
-) -> None:
+def test_the_state_decides_the_order_where_options_leave_it_open(options: dict[str, Any], version: int) -> None:
     plan = Plan(Memory(50).blocks, seed=3, **options).with_order(version)
     donor = feed(shuffle=False, plan=plan)
     expected = [list(donor) for _ in range(3)]
@@ -317,9 +315,7 @@ OTHER_PLANS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("saved", "options", "reason"), OTHER_PLANS, ids=str)
-def test_a_state_of_another_plan_is_refused_with_what_differs(
-    saved: dict[str, Any], options: dict[str, Any], reason: str
-) -> None:
+def test_a_state_of_another_plan_is_refused(saved: dict[str, Any], options: dict[str, Any], reason: str) -> None:
     with pytest.raises(StateError, match=reason):
         loaded(feed(**saved).state_dict(), **options)
 

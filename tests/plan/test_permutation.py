@@ -229,9 +229,7 @@ MAKERS = [by_key, by_tweak, by_numpy]
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("n", range(2, 7))
-def test_all_orders_of_a_few_are_equally_likely(
-    n: int, make: Callable[[int, int], Orders], thorough: bool
-) -> None:
+def test_all_orders_of_few_are_equally_likely(n: int, make: Callable[[int, int], Orders], thorough: bool) -> None:
     every = math.factorial(n)
     orders = make(n, ({6: 15} if thorough else {5: 20, 6: 8}).get(n, 50) * every)
     counts = Counter(map(tuple, orders.tolist()))
@@ -259,9 +257,7 @@ def test_large_shuffles_are_as_good_as_those_of_numpy(
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("n", [10_000, 65_537, 100_003])
-def test_every_part_of_the_order_comes_from_all_parts_of_the_data(
-    n: int, make: Callable[[int, int], Orders]
-) -> None:
+def test_every_part_of_an_order_is_from_all_parts_of_the_data(n: int, make: Callable[[int, int], Orders]) -> None:
     parts = 16
     orders = make(n, max(3, 200_000 // n))
     squares = orders * parts // n + parts * (np.arange(n) * parts // n)

@@ -84,7 +84,7 @@ def test_every_sample_once_around_powers_of_two(shuffle: Any, n: int) -> None:
 @pytest.mark.parametrize("window", [1, 1000, 65536, 2**61])
 @pytest.mark.parametrize("shuffle", KINDS)
 @pytest.mark.parametrize("n", [2**53 + 1, 10**18 + 9, MAX_SIZE - 1, MAX_SIZE])
-def test_sampled_positions_of_the_largest_plans_stay_distinct_and_inside(
+def test_positions_of_the_largest_plans_stay_distinct_and_inside(
     n: int, shuffle: Any, window: int, lanes: int
 ) -> None:
     plan = Plan(n, shuffle=shuffle, window=window, lanes=lanes)
@@ -115,9 +115,7 @@ def test_without_shuffling_samples_come_as_they_lie() -> None:
 
 
 @given(blocks=BLOCKS, shuffle=st.sampled_from(KINDS), lanes=st.integers(1, 50), window=st.integers(1, 99))
-def test_a_lane_is_an_equal_stretch_of_the_line_that_one_lane_reads(
-    blocks: list[int], shuffle: Any, lanes: int, window: int
-) -> None:
+def test_a_lane_is_an_equal_part_of_the_line(blocks: list[int], shuffle: Any, lanes: int, window: int) -> None:
     n = sum(blocks)
     # With windows of one sample nothing is mixed inside them: the line itself.
     line = order(Plan(blocks, shuffle=shuffle, seed=3, window=1).with_order(1))
@@ -144,9 +142,7 @@ def test_the_line_is_whole_blocks_in_another_order_each_from_some_row_on(blocks:
 
 
 @given(blocks=BLOCKS, lanes=st.integers(1, 9), window=st.integers(1, 99))
-def test_samples_move_only_inside_windows_of_about_the_asked_size(
-    blocks: list[int], lanes: int, window: int
-) -> None:
+def test_samples_move_only_inside_windows_of_their_size(blocks: list[int], lanes: int, window: int) -> None:
     n = sum(blocks)
     straight = Plan(blocks, shuffle="window", window=1).with_order(1)
     line = {sample: place for place, sample in enumerate(order(straight))}
@@ -470,9 +466,7 @@ def test_the_order_of_a_trillion_is_the_one_that_was_first_released() -> None:
         (64, [13, 8, 5, 2, 12, 7, 1, 3, 10, 6, 4, 9, 11, 0]),
     ],
 )
-def test_the_second_version_of_the_windowed_order_is_the_one_that_was_released(
-    lanes: int, expected: list[int]
-) -> None:
+def test_version_2_of_the_windowed_order_is_the_one_that_was_released(lanes: int, expected: list[int]) -> None:
     assert order(Plan(PINNED_BLOCKS, shuffle="window", seed=5, window=5, lanes=lanes), epoch=1) == expected
 
 

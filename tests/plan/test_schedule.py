@@ -215,9 +215,7 @@ def resume_from_every_stop(n: int, before: tuple[int, int], after: tuple[int, in
 
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("n", [4, 7, 12, 17])
-def test_nothing_is_lost_or_repeated_when_resumed_anywhere_on_other_ranks_and_batch_sizes(
-    n: int, tail: str
-) -> None:
+def test_nothing_is_lost_or_repeated_when_resumed_on_other_topologies(n: int, tail: str) -> None:
     for before, after in product(SMALL, SMALL):
         resume_from_every_stop(n, before, after, tail)
 
@@ -227,7 +225,7 @@ def test_nothing_is_lost_or_repeated_when_resumed_anywhere_on_other_ranks_and_ba
     lanes=st.integers(1, 20),
     legs=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 9), st.integers(0, 9)), max_size=8),
 )
-def test_nothing_is_lost_or_repeated_over_any_chain_of_topologies(
+def test_nothing_is_lost_over_any_chain_of_topologies(
     n: int, lanes: int, legs: list[tuple[int, int, int]]
 ) -> None:
     plan, position, count = Plan(n, lanes=lanes), 0, Counter[int]()
@@ -357,7 +355,7 @@ def test_positions_by_lane_are_those_of_a_plain_sort() -> None:
     lanes=st.integers(1, 400),
     cut=st.tuples(*[st.floats(0, 1)] * 2),
 )
-def test_any_stretch_by_lane_is_that_of_a_plain_sort(
+def test_any_range_by_lane_is_that_of_a_plain_sort(
     low: int, length: int, lanes: int, cut: tuple[float, float]
 ) -> None:
     first, last = sorted(int(each * length) for each in cut)

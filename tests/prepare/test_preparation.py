@@ -5,7 +5,6 @@ import os
 import pty
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.environ import of_no_launcher
 from tests.support.prepared import build, control
 
 import rankfeed as rf
@@ -201,80 +201,54 @@ def test_a_child_that_the_body_forks_may_exit(path: Path) -> None:
 
 LAUNCHED = """\
 import sys, time, rankfeed as rf
-def build(staging): print('building', flush=True); raise ValueError('broken')
-sys.stdin.readline()
-for _ in range(2):
-    try: rf.prepare_once(sys.argv[1], build)
-    except rf.errors.PrepareError as error: print(error.summary, flush=True)
-"""
-
-
-def test_late_comers_of_a_launch_get_its_error_without_building_and_the_next_launch_builds(path: Path) -> None:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-
-    def start(step: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", LAUNCHED, str(path)],
-            env={**environ, "SLURM_JOB_ID": "5", "SLURM_STEP_ID": step, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def said(process: subprocess.Popen[str]) -> list[str]:
-        return process.communicate("\n", timeout=60)[0].splitlines()
-
-    failed = "preparing the data failed: ValueError: broken"
-    first, late, other = start("0"), start("0"), start("1")
-    # Each call is an attempt of its own; the second process comes late to both of them.
-    assert said(first) == ["building", failed] * 2
-    assert said(late) == [failed] * 2
-    assert said(other) == ["building", failed] * 2
-    # A launch of the same name that began when all was over is not to suffer for it.
-    assert said(start("0")) == ["building", failed] * 2
-
-
-def test_processes_that_are_told_a_rank_and_an_address_alone_are_one_launch(path: Path) -> None:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-
-    def start(rank: str, port: str) -> subprocess.Popen[str]:
-        job = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": port}
-        return subprocess.Popen(
-            [sys.executable, "-c", LAUNCHED, str(path)],
-            env={**environ, **job},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    first, late, other = start("0", "5000"), start("1", "5000"), start("1", "5001")
-    failed = "preparing the data failed: ValueError: broken"
-    told = [each.communicate("\n", timeout=60)[0].splitlines() for each in (first, late, other)]
-    assert told == [["building", failed] * 2, [failed] * 2, ["building", failed] * 2]
-
-
-RANK = """\
-import os, sys, time, rankfeed as rf
 ahead, true = float(sys.argv[2]), time.time
 time.time = lambda: true() + ahead
 def build(staging): print('building', flush=True); raise ValueError('broken')
 print('on', flush=True)
 sys.stdin.readline()
-try: rf.prepare_once(sys.argv[1], build)
-except rf.errors.PrepareError as error: print(error.summary, flush=True)
+for _ in range(2):
+    try: rf.prepare_once(sys.argv[1], build)
+    except rf.errors.PrepareError as error: print(error.summary, flush=True)
 """
+STEP = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
+ADDRESS = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "5000"}
+#: As of `torchrun --rdzv-id=nightly`, of which there is a launch every night.
+NIGHTLY = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "TORCHELASTIC_RUN_ID": "nightly",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+Started = tuple[dict[str, str], int, bool]
+# case: processes that start together, and those that start when all is over: variables, seconds that the clock is
+# ahead, whether the process builds
+LAUNCHES: dict[str, tuple[list[Started], list[Started]]] = {
+    "Slurm steps": (
+        [(STEP, 0, True), (STEP, 0, False), ({**STEP, "SLURM_STEP_ID": "1"}, 0, True)],
+        [(STEP, 0, True)],
+    ),
+    "a rank and an address": (
+        [(ADDRESS, 0, True), ({**ADDRESS, "RANK": "1"}, 0, False), ({**ADDRESS, "MASTER_PORT": "5001"}, 0, True)],
+        [],
+    ),
+    **{
+        f"clocks, {ahead} s and {others} s ahead": (
+            [(NIGHTLY, ahead, True), (NIGHTLY, others, False)],
+            [(NIGHTLY, others, True)],
+        )
+        for ahead, others in ((3600, 0), (0, 3600), (-3600, 3600))
+    },
+}
 
 
-@pytest.mark.parametrize(("builder", "others"), [(3600, 0), (0, 3600), (-3600, 3600)])
-def test_clocks_do_not_say_to_whom_a_failure_belongs(path: Path, builder: int, others: int) -> None:
-    """Launches of one name, as of `torchrun --rdzv-id=nightly`, on hosts whose clocks differ by an hour."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-
-    def start(ahead: int) -> subprocess.Popen[str]:
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_late_processes_of_a_launch_get_its_error_and_those_of_another_launch_build(case: str, path: Path) -> None:
+    def start(variables: dict[str, str], ahead: int, _: bool) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", RANK, str(path), str(ahead)],
-            env={**environ, **ranks, "TORCHELASTIC_RUN_ID": "nightly", "TORCHELASTIC_RESTART_COUNT": "0"},
+            [sys.executable, "-c", LAUNCHED, str(path), str(ahead)],
+            env={**of_no_launcher(), **variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -283,14 +257,13 @@ def test_clocks_do_not_say_to_whom_a_failure_belongs(path: Path, builder: int, o
         assert process.stdout.readline() == "on\n"
         return process
 
-    def said(process: subprocess.Popen[str]) -> list[str]:
-        return process.communicate("\n", timeout=60)[0].splitlines()
-
     failed = "preparing the data failed: ValueError: broken"
-    first, late = start(builder), start(others)
-    assert said(first) == ["building", failed]
-    assert said(late) == [failed]
-    assert said(start(others)) == ["building", failed]
+    for launched in LAUNCHES[case]:
+        processes = [start(*process) for process in launched]
+        # Each call is an attempt of its own; a late process comes late to both of them.
+        for process, (_, _, builds) in zip(processes, launched, strict=True):
+            said = process.communicate("\n", timeout=60)[0].splitlines()
+            assert said == (["building"] * builds + [failed]) * 2
 
 
 @pytest.mark.parametrize(
@@ -372,24 +345,6 @@ def test_ranks_with_a_shell_each_get_the_error_of_one_build(path: Path, tmp_path
     assert builds.read_text() == "1"
 
 
-def test_half_a_failure_is_swept(path: Path) -> None:
-    code = (
-        "import os, signal, sys\n"
-        "from rankfeed.prepare import prepare_once\n"
-        "real = os.replace\n"
-        "def replace(source, target):\n"
-        "    if str(target).endswith('.failed'): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    real(source, target)\n"
-        "os.replace = replace\n"
-        "prepare_once(sys.argv[1], lambda staging: 1 / 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=600)
-    assert done.returncode == -signal.SIGKILL
-    assert list(control(path).glob(".tmp-*"))
-    rf.prepare_once(path, build)
-    assert not control(path).exists()
-
-
 def test_a_killed_builder_is_replaced(path: Path) -> None:
     code = (
         "import sys, time, rankfeed as rf\n"
@@ -461,9 +416,7 @@ def test_one_rank_of_a_node_reports(
     assert [int(line.message.split()[1]) for line in caplog.records] == reporters
 
 
-def test_without_calls_of_linux_one_process_builds_and_a_dead_one_is_replaced(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_calls_of_linux_one_process_builds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS: no /proc, no boot id, no PID namespace."""
     for name, value in {"boot_id": "", "pid_namespace": 0, "process_start_time": -1}.items():
         monkeypatch.setattr(lease, name, lambda *_, value=value: value)

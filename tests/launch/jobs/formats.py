@@ -1,8 +1,8 @@
 """Run by torchrun: every rank goes through many cells (format, kind of worker, number, order) in one launch.
 
 formats.py PLAN OUT: PLAN is JSON, {"folders": {format: folder}, "cells": [...]}. A cell reads an epoch or a part
-of one, from a state that an earlier launch left or from the start, and says for each step which samples it had, and
-for each sample a digest of what it was.
+of one, from a state that an earlier launch left or from the start. It tells the samples of each step, and a digest
+of each sample.
 """
 
 import json

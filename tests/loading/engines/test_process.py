@@ -178,7 +178,7 @@ def test_all_batches_before_one_that_fails_are_delivered(how: str, number: int, 
 
 @pytest.mark.parametrize("number", [64, 90, 112, 119])
 @pytest.mark.parametrize("prefetch_factor", [1, 2])
-def test_a_worker_that_dies_with_several_requests_of_several_steps_is_replaced(
+def test_a_worker_that_dies_with_several_requests_is_replaced(
     number: int, prefetch_factor: int, tmp_path: Path
 ) -> None:
     marker = tmp_path / "marker"
@@ -385,9 +385,7 @@ print(json.dumps([len({pair.pid for batch in batches for pair in batch}), os.get
         pytest.param("script", "0", marks=pytest.mark.soak),
     ],
 )
-def test_functions_and_classes_of_a_script_without_a_main_guard_work(
-    how: str, inline: str, tmp_path: Path
-) -> None:
+def test_functions_and_classes_of_a_script_without_a_main_guard(how: str, inline: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = {"script": [str(script), inline], "stdin": ["-", inline], "-c": ["-c", SCRIPT, inline]}[how]
@@ -491,9 +489,7 @@ def dies_and_leaves_a_child(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-def test_a_child_of_a_dead_worker_that_keeps_its_files_open_delays_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_of_a_dead_worker_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
     assert same(list(feed(transform=dies_and_leaves_a_child, **WORKERS)), list(feed()))
     os.kill(int((tmp_path / "marker").read_text()), signal.SIGKILL)  # which has not ended

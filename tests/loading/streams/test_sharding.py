@@ -106,6 +106,11 @@ def test_steps_are_those_of_a_list_wherever_they_are_resumed() -> None:
     assert every_way(11, ranks=4, batches=4) > 300
 
 
+@pytest.mark.soak
+def test_steps_are_those_of_a_list_for_every_size_to_60() -> None:
+    print(f"\n{every_way(61)} resumptions of streams of 1 to 60 samples on 1 to 4 ranks")
+
+
 @given(
     st.integers(1, 400),
     st.integers(1, 12),

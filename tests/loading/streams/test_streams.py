@@ -9,10 +9,7 @@ import json
 import os
 import pickle
 import random
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, namedtuple
@@ -527,32 +524,6 @@ def large(sample: dict[str, int]) -> dict[str, Any]:
     return {"x": sample["x"], "y": np.zeros(1 << 18, np.uint8)}
 
 
-def by_whom(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "pid": os.getpid()}
-
-
-def test_a_forked_child_has_workers_of_its_own() -> None:
-    loader = feed(8, transform=by_whom, num_workers=2, worker_kind="process")
-    ours = {pid for batch in loader for pid in batch["pid"].tolist()}
-    hears, says = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(says, json.dumps([pid for batch in loader for pid in batch["pid"].tolist()]).encode())
-        finally:
-            os._exit(0)
-    os.close(says)
-    try:
-        assert select.select([hears], [], [], 60)[0]
-        theirs = json.loads(os.read(hears, 4096))
-    finally:
-        os.close(hears)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert len(theirs) == 8
-    assert not ours & set(theirs)
-
-
 def test_large_samples_pass_both_ways_without_waiting_for_each_other() -> None:
     stream = rf.from_iterable(lambda: ({"x": number, "raw": bytes(1 << 18)} for number in range(24)))
     loader = rf.Loader(stream, 4, transform=large, num_workers=2, worker_kind="process")
@@ -589,18 +560,6 @@ def test_an_iteration_left_early_leaves_no_process_and_no_thread_behind() -> Non
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before
-
-
-def test_worker_processes_of_a_loader_in_a_module_end_silently_with_the_interpreter() -> None:
-    script = """if True:
-        import rankfeed as rf
-        options = {"num_workers": 1, "worker_kind": "process"}
-        whole, begun = (rf.Loader(rf.from_iterable([{"x": 1}] * 40), 4, **options) for _ in range(2))
-        print(len(list(whole)))
-        iterator = iter(begun)
-        next(iterator)"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True)
-    assert (done.stdout, done.stderr) == ("10\n", "")
 
 
 def test_what_a_stream_cannot_have_is_refused_with_what_to_do() -> None:

@@ -153,6 +153,21 @@ def test_uneven_streams_stop_at_one_step_and_resume_there(together: Any, tail: A
                 resumed(together, lengths, batch, tail, stop)
 
 
+@pytest.mark.soak
+def test_uneven_streams_of_many_lengths(together: Any) -> None:
+    rng = random.Random(1)
+    for _ in range(400):
+        lengths = tuple(rng.randrange(40) for _ in range(rng.randrange(2, 5)))
+        if any(lengths):
+            batch, tail = rng.randrange(1, 5), rng.choice(["drop", "pad"])
+            steps = (
+                [each // batch for each in lengths] if tail == "drop" else [-(-each // batch) for each in lengths]
+            )
+            stop = rng.randrange(1 + (min(steps) if tail == "drop" else max(steps)))
+            resumed(together, lengths, batch, tail, stop, num_workers=rng.randrange(3))
+    print("\n400 uneven jobs of 2 to 4 ranks, each stopped and resumed: equal steps, none lost, none repeated")
+
+
 def test_workers_change_neither_the_steps_nor_what_is_in_them(together: Any) -> None:
     for tail in ("drop", "pad"):
         found = []
