@@ -202,8 +202,8 @@ def test_verify_names_damaged_files(damage: Callable[[Path], list[str]], packed:
     told = json.loads(done.stdout)
     assert told["sound"] is False
     assert told["files"]["bytes"] > 0
-    found = {Path(place["where"]).name for place in told["files"]["damage"]}
-    assert found == {*names} or damage is contradict_the_manifest
+    files = {Path(place["where"]).name for place in told["files"]["damage"]}
+    assert files == {*names} or damage is contradict_the_manifest
     assert told["files"]["damaged"] >= 1
 
 

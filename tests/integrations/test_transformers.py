@@ -146,14 +146,14 @@ def test_metrics_count_each_prediction_and_label_once(ranks: int, sizes: range, 
     for rank in range(ranks):
         results = json.loads((tmp_path / f"exact-{rank}.json").read_text())
         assert len(results) == 4 * len(sizes)
-        for found in results:
-            samples, by_batch = found["samples"], found["by_batch"]
-            wanted = in_one_process(samples, found["by_token"])
-            assert (found["predictions"], found["labels"]) == (wanted["predictions"], wanted["labels"])
-            assert by_batch or found["sum"] == wanted["sum"]
-            assert found["calls"] == (-(-samples // (2 * ranks)) if by_batch else 1)
+        for result in results:
+            samples, by_batch = result["samples"], result["by_batch"]
+            wanted = in_one_process(samples, result["by_token"])
+            assert (result["predictions"], result["labels"]) == (wanted["predictions"], wanted["labels"])
+            assert by_batch or result["sum"] == wanted["sum"]
+            assert result["calls"] == (-(-samples // (2 * ranks)) if by_batch else 1)
             # A batch's loss is a float32 of the model's: exact for two rows, rounded once for more labels.
-            assert abs(found["loss"] - wanted["loss"]) <= (2**-24 * wanted["loss"] if found["by_token"] else 0)
+            assert abs(result["loss"] - wanted["loss"]) <= (2**-24 * wanted["loss"] if result["by_token"] else 0)
 
 
 class Stop(transformers.TrainerCallback):

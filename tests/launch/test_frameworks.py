@@ -200,11 +200,6 @@ def test_the_whole_table(launcher: str, ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_nothing_is_lost_or_repeated_when_a_rank_is_killed_and_others_go_on(tmp_path: Path) -> None:
-    check_all_killed("mpich", ["loader:fork:2:launcher", "ddp:fork:0"], tmp_path, 200)
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_table_with_kills(launcher: str, tmp_path: Path) -> None:
     # Another framework's rank is killed itself under each launcher, and a fork of it elsewhere.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, namedtuple
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.loading.feeds import ENGINES, NAMES, Memory, ReusedOutput, Wrapped, same
+from tests.loading.feeds import ENGINES, NAMES, Memory, Pair, ReusedOutput, Wrapped, same
 from torch.utils.data import Dataset
 
 import rankfeed as rf
@@ -201,9 +201,6 @@ def test_arrays_that_differ_in_other_dimensions_are_lists_or_refused() -> None:
         next(iter(rf.Loader(rf.from_dataset(Made(int)), 4, transform=shaped)))
     batch = next(iter(rf.Loader(rf.from_dataset(Made(shaped)), 4, ragged="list")))
     assert [each.shape for each in batch["x"]] == [(1, 1), (2, 2), (3, 1), (1, 2)]
-
-
-Pair = namedtuple("Pair", ["image", "words"])
 
 
 @every_engine

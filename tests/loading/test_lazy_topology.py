@@ -121,9 +121,7 @@ def test_ranks_that_one_task_starts_stand_where_their_own_group_says(
 
 
 @each_kind
-def test_ranks_that_are_forked_or_spawned_read_their_environment(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_are_started_read_their_environment(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     unasked = pickle.dumps(make())  # as torch.multiprocessing.spawn does it, from a process that is no rank
     become(monkeypatch, 0, 1)
     feed = make()

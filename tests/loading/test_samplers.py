@@ -27,28 +27,15 @@ from rankfeed.topology import Topology
 BOTH = [DistributedBatchSampler, DistributedSampler]
 
 
-class Ids:
-    """A Dataset of its own indices."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 def stock(
     sampler: Any, size: int, batch_size: int, *, loader: type[Any] = DataLoader, **options: Any
 ) -> DataLoader[Any]:
     """torch's own DataLoader, or one like it, over a sampler of either kind."""
     feed: DataLoader[Any]
     if isinstance(sampler, DistributedBatchSampler):
-        feed = loader(Ids(size), batch_sampler=sampler, **options)
+        feed = loader(range(size), batch_sampler=sampler, **options)
     else:
-        feed = loader(Ids(size), batch_size, sampler=sampler, **options)
+        feed = loader(range(size), batch_size, sampler=sampler, **options)
     return feed
 
 
@@ -190,7 +177,7 @@ def test_a_sampler_of_ids_is_a_torch_distributed_sampler_without_a_process_group
 
 def test_frameworks_reach_set_epoch_through_the_batch_sampler() -> None:
     sampler = DistributedBatchSampler(20, 2, shuffle=True, topology=Topology())
-    DataLoader(Ids(20), batch_sampler=sampler).batch_sampler.sampler.set_epoch(3)  # type: ignore[union-attr]
+    DataLoader(range(20), batch_sampler=sampler).batch_sampler.sampler.set_epoch(3)  # type: ignore[union-attr]
     assert sampler.epoch == 3
 
 

@@ -32,22 +32,6 @@ from rankfeed.storage.failure import Failure, write_failure
 from rankfeed.storage.lease import LeaseOwner
 
 
-def test_many_threads_at_once_build_once(path: Path) -> None:
-    built: Counter[str] = Counter()
-
-    def slow(staging: Path) -> None:
-        built["times"] += 1
-        time.sleep(0.2)
-        build(staging)
-
-    with ThreadPoolExecutor(12) as pool:
-        found = list(pool.map(lambda _: rf.prepare_once(path, slow), range(12)))
-    assert found == [path] * 12
-    assert built == Counter({"times": 1})
-    assert (path / "sub" / "b.txt").read_text() == "bb"
-    assert changed_files(path) == []
-
-
 def test_another_key_replaces_what_is_there_and_open_files_stay_readable(path: Path) -> None:
     rf.prepare_once(path, build, key="1")
     with open(path / "a.txt") as held:
@@ -135,52 +119,41 @@ def test_a_failing_build_is_tried_again_in_a_new_folder(path: Path) -> None:
     assert seen == [[], [], []]
 
 
-def test_a_build_that_fails_for_good_fails_everybody_with_its_error(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("no such column"), "KeyError: 'no such column'"),
+        (SystemExit(7), "SystemExit: 7"),
+        (SystemExit(0), "SystemExit: 0"),
+    ],
+    ids=str,
+)
+def test_a_build_that_fails_is_an_error_of_all_processes(error: BaseException, said: str, path: Path) -> None:
     built: Counter[str] = Counter()
 
     def fails(staging: Path) -> None:
         built["times"] += 1
         time.sleep(0.5)
-        raise KeyError("no such column")
+        raise error
 
     def caught(_: int) -> PrepareError:
-        with pytest.raises(PrepareError, match="KeyError: 'no such column'") as error:
+        with pytest.raises(PrepareError, match=said) as caught:
             rf.prepare_once(path, fails)
-        return error.value
+        return caught.value
 
     with ThreadPoolExecutor(6) as pool:
         errors = list(pool.map(caught, range(6)))
     assert built == Counter({"times": 1})
     assert len({str(error) for error in errors}) == 1
-    causes = Counter(type(error.__cause__) for error in errors)
-    assert causes == Counter({KeyError: 1, RemoteTraceback: 5})
+    causes = Counter(type(caught.__cause__) for caught in errors)
+    assert causes == Counter({type(error): 1, RemoteTraceback: 5})
     assert all("in fails" in str(e.__cause__) for e in errors if isinstance(e.__cause__, RemoteTraceback))
     assert not path.exists()
     assert not list(control(path).glob("build-*"))
+    with pytest.raises(PrepareError, match=said), rf.prepare_once(path):
+        raise error
     rf.prepare_once(path, build)  # another launch builds again, and nothing is left
     assert not control(path).exists()
-
-
-@pytest.mark.parametrize("status", [7, 0])
-def test_a_builder_that_calls_sys_exit_fails_everybody(path: Path, status: int) -> None:
-    built: Counter[str] = Counter()
-
-    def exits(staging: Path) -> None:
-        built["times"] += 1
-        time.sleep(0.2)
-        sys.exit(status)
-
-    def caught(_: int) -> str:
-        with pytest.raises(PrepareError, match=f"SystemExit: {status}") as error:
-            rf.prepare_once(path, exits)
-        return str(error.value)
-
-    with ThreadPoolExecutor(3) as pool:
-        assert len(Counter(pool.map(caught, range(3)))) == 1
-    assert built == Counter({"times": 1})
-    assert not path.exists()
-    with pytest.raises(PrepareError, match="SystemExit: 3"), rf.prepare_once(path):
-        sys.exit(3)
 
 
 def test_a_child_that_the_body_forks_may_exit(path: Path) -> None:
@@ -508,6 +481,8 @@ def test_an_interrupted_build_leaves_nothing(path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         rf.prepare_once(path, interrupted)
+    with pytest.raises(KeyboardInterrupt), rf.prepare_once(path) as staging:
+        interrupted(staging)  # type: ignore[arg-type]
     assert not path.exists()
     assert not control(path).exists()
 

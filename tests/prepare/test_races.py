@@ -237,35 +237,37 @@ def test_a_copy_of_a_prepared_folder_is_built_once(path: Path, tmp_path: Path) -
     assert built == Counter({"times": 1})
 
 
-def test_one_preparation_entered_by_many_threads_and_by_itself(path: Path) -> None:
+@pytest.mark.parametrize("as_context", [False, True], ids=["function", "context"])
+def test_many_threads_at_once_build_once(as_context: bool, path: Path) -> None:
     once, built = rf.prepare_once(path), Counter[str]()
 
-    def enter(_: int) -> None:
+    def slow(staging: Path) -> None:
+        built["times"] += 1
+        time.sleep(0.2)
+        build(staging)
+
+    def enter(_: int) -> Path:
+        if not as_context:
+            return rf.prepare_once(path, slow)
         with once as staging:
             if staging is not None:
-                built["times"] += 1
-                time.sleep(0.2)
-                build(staging)
+                slow(staging)
+        return path
 
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(enter, range(6)))
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(enter, range(12))) == [path] * 12
     assert built == Counter({"times": 1})
-    again = rf.prepare_once(path, key="2")
-    with again as staging:
-        assert staging is not None
-        build(staging)
-        with pytest.raises(PrepareError, match="deadlock: this thread"), again:
-            pass
     assert changed_files(path) == []
 
 
-def test_an_interrupted_body_leaves_nothing(path: Path) -> None:
+def test_a_preparation_inside_itself_is_a_deadlock(path: Path) -> None:
     once = rf.prepare_once(path)
-    staging = once.__enter__()
-    assert staging is not None
-    build(staging)
-    once.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert not path.exists()
+    with once as staging:
+        assert staging is not None
+        build(staging)
+        with pytest.raises(PrepareError, match="deadlock: this thread"), once:
+            pass
+    assert changed_files(path) == []
 
 
 def test_read_only_folders_are_removed_too(tmp_path: Path) -> None:

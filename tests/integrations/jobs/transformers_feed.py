@@ -159,13 +159,13 @@ def exact(out: Path, options: dict[str, Any]) -> None:
         )
         for samples in options["exact_sizes"]:
             seen.clear()
-            found = trainer.evaluate(rf.from_dataset(Sequences(samples, label=not by_token)))
+            metric = trainer.evaluate(rf.from_dataset(Sequences(samples, label=not by_token)))
             case = {"by_token": by_token, "by_batch": by_batch, "samples": samples, "calls": len(seen)}
             told = {
                 "predictions": "".join(part["predictions"] for part in seen),
                 "labels": [label for part in seen for label in part["labels"]],
             }
-            results.append({**case, **told, "loss": found["eval_loss"], "sum": found["eval_sum"]})
+            results.append({**case, **told, "loss": metric["eval_loss"], "sum": metric["eval_sum"]})
         told = trainer.predict(rf.from_dataset(Sequences(7, label=not by_token)))
         assert len(told.predictions) == len(told.label_ids) == 7
     (out / f"exact-{os.environ['RANK']}.json").write_text(json.dumps(results))

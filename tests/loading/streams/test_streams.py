@@ -12,7 +12,7 @@ import random
 import signal
 import threading
 import time
-from collections import Counter, namedtuple
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,22 +21,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.loading.feeds import ENGINES, Pair
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, PlanError, StateError, StreamError, TopologyError, TransformError
-from rankfeed.loading.engines import process
-
-#: No batch is built in the process of the test while its workers start.
-process.INLINE_AFTER = 60.0
-
-Pair = namedtuple("Pair", ["image", "label"])
-ENGINES: list[dict[str, Any]] = [
-    {},
-    {"num_workers": 1},
-    {"num_workers": 3, "prefetch_factor": 1},
-    {"num_workers": 2, "worker_kind": "process"},
-]
 
 
 def numbers(size: int) -> Iterator[dict[str, Any]]:
@@ -93,7 +82,7 @@ def test_every_kind_and_number_of_workers_gives_the_same_bytes() -> None:
     found = []
     for engine in ENGINES:
         options: dict[str, Any] = {"id_column": "id", "seed": 5, **engine}
-        if engine.get("worker_kind") == "process" or not engine:
+        if engine.get("worker_kind") == "process" or not engine["num_workers"]:
             options["transform"] = drawn
             loader = feed(37, 1, 2, 3, **options)
             found.append([content(list(loader)) for _ in range(2)])
