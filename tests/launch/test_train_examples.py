@@ -165,16 +165,8 @@ def test_the_script_trains_under_mpi_and_goes_on_with_more_ranks(launcher: str, 
     need(launcher)
     folder = tmp_path / "run"
     for ranks, epochs in ((2, 1), (3, 2)):
-        words = [
-            *LAUNCHERS[launcher],
-            "-n",
-            str(ranks),
-            sys.executable,
-            str(SCRIPT),
-            str(folder),
-            "--epochs",
-            str(epochs),
-        ]
+        script = [sys.executable, str(SCRIPT), str(folder), "--epochs", str(epochs)]
+        words = [*LAUNCHERS[launcher], "-n", str(ranks), *script]
         run(words, timeout=250, MASTER_PORT=str(jobs.free_port()))
     assert [ranks for _, ranks in starts(folder)] == [2, 3]
     check_read_once(folder, 2)

@@ -24,19 +24,16 @@ from rankfeed.topology import Topology
 
 
 def builder(**options: Any) -> BatchBuilder:
-    usual: dict[str, Any] = {
+    functions = dict.fromkeys(("columns", "transform", "batch_transform", "collate_fn"))
+    usual = {
         "source": Memory(40),
-        "columns": None,
-        "transform": None,
-        "batch_transform": None,
-        "collate_fn": None,
         "ragged": "pad",
         "pad_to": 1,
         "seed": 5,
         "id_column": "id",
         "seed_globals": True,
     }
-    return BatchBuilder(**{**usual, **options})
+    return BatchBuilder(**{**functions, **usual, "seed_globals": True, **options})
 
 
 def schedule(**options: Any) -> Schedule:

@@ -302,12 +302,10 @@ except rf.errors.PrepareError as error:
 def test_ranks_with_a_shell_each_get_the_error_of_one_build(path: Path, tmp_path: Path) -> None:
     (started := tmp_path / "started").mkdir()
     builds = tmp_path / "builds"
+    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", FAILING_RANK, path, builds, started]
     ranks = [
         subprocess.Popen(
-            [
-                *("sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", FAILING_RANK, path, builds, started),
-                str(rank),
-            ],
+            [*command, str(rank)],
             env=os.environ | {"PMI_RANK": str(rank), "PMI_SIZE": "3"},
             stdout=subprocess.PIPE,
             text=True,
