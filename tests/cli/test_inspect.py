@@ -17,7 +17,7 @@ import rankfeed as rf
 from rankfeed.cli.app import app
 from rankfeed.cli.lengths import LOOKS, edges_of, look, runs, summarize
 from rankfeed.cli.render import format_bar, format_bytes
-from rankfeed.errors import ArgumentError, RankfeedError, SourceError
+from rankfeed.errors import RankfeedError
 
 LENGTHS = [int(each) for each in np.random.default_rng(0).gamma(2, 30, 500)]
 
@@ -224,23 +224,3 @@ def test_a_damaged_shard_is_named(command: str, tars: Path, broken: Path) -> Non
     error = run(command, tars).exception
     assert isinstance(error, RankfeedError)
     assert broken.name in str(error)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind", "words"),
-    [
-        (["/nowhere"], SourceError, "/nowhere"),
-        (["/nowhere", "--format", "rot13"], ArgumentError, "invalid format"),
-        (["DATA", "--option", "shiny=1"], ArgumentError, "no such option"),
-        (["DATA", "--option", "shiny"], ArgumentError, "name=value"),
-        (["DATA", "--column", "z"], ArgumentError, "no such column"),
-    ],
-)
-def test_bad_arguments_are_refused_by_name(arguments: list[str], kind: Any, words: str, packed: Path) -> None:
-    given = [str(packed) if each == "DATA" else each for each in arguments]
-    for command in ("inspect", "index"):
-        if command == "index" and "--column" in given:
-            continue
-        error = run(command, *given).exception
-        assert isinstance(error, kind)
-        assert words in str(error)

@@ -12,7 +12,7 @@ from tests.support.packages import need_package
 need_package("accelerate")
 
 import torch  # noqa: E402
-from accelerate import Accelerator  # noqa: E402
+from accelerate import Accelerator, skip_first_batches  # noqa: E402
 from accelerate.state import AcceleratorState  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
@@ -117,16 +117,34 @@ def test_a_checkpoint_in_mid_epoch_goes_on_on_fewer_and_on_more_ranks(tmp_path: 
         assert [rank["evaluation"] for rank in loaded] == [1] * ranks, "every loader has its own place"
 
 
-@pytest.mark.soak
-def test_skipping_batches_reads_nothing_and_leads_to_the_next_epoch(tmp_path: Path) -> None:
-    for result in run(2, tmp_path, "skip"):
-        assert result["rest"] == result["whole"][5:]
-        assert result["reads"] == sum(map(len, result["rest"]))
-        assert result["epoch"] == 1
-        assert result["others"] == 12, (
-            "a DataLoader without rankfeed is skipped as before: 16 a rank, but 2 batches of 2"
-        )
-        assert "accelerator.skip_first_batches(loader, n)" in result["told"]
+class CountedReads:
+    """A map-style dataset that counts how often it is read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        self.reads += 1
+        return {"id": index}
+
+
+def test_skipping_batches_reads_nothing_and_leads_to_the_next_epoch() -> None:
+    accelerator, data = Accelerator(cpu=True), CountedReads()
+    loader = accelerated(rf.Loader(rf.from_dataset(data), 4, shuffle=True), accelerator)
+    whole = [batch["id"].tolist() for batch in loader]
+    loader.set_epoch(0)
+    data.reads = 0
+    rest = [batch["id"].tolist() for batch in accelerator.skip_first_batches(loader, 5)]
+    assert rest == whole[5:]
+    assert data.reads == sum(map(len, rest))
+    assert loader.epoch == 1
+    other = accelerator.prepare(DataLoader(list(range(32)), batch_size=2))
+    assert sum(len(batch) for batch in accelerator.skip_first_batches(other, 2)) == 28, "as before"
+    with pytest.raises(ArgumentError, match=r"accelerator\.skip_first_batches\(loader, n\)"):
+        skip_first_batches(loader, 5)
 
 
 @pytest.mark.slow
@@ -163,9 +181,7 @@ def test_an_accelerator_gets_no_loader_of_other_ranks_nor_one_of_another_library
         accelerated(DataLoader([1, 2]), accelerator)  # type: ignore[arg-type]
 
 
-def test_a_loader_that_was_not_taken_to_the_accelerator_is_refused_on_several_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_loader_without_accelerated_is_refused_on_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator = Accelerator(cpu=True)
     source = rf.from_dataset([{"id": i} for i in range(8)])
     loader = accelerator.prepare(rf.Loader(source, 2, topology=rf.Topology(rank=0, world_size=2)))
@@ -218,7 +234,7 @@ def test_loaders_made_anew_take_no_part_in_checkpoints_if_they_are_not_to(tmp_pa
 
 @pytest.mark.parametrize("batch_size", [4, 3], ids=["same", "smaller"])
 @pytest.mark.parametrize("skip", [None, 0, 3], ids=["load", "skip none", "skip all"])
-def test_a_checkpoint_at_the_last_batch_of_an_epoch_leads_to_the_next(
+def test_a_checkpoint_at_the_last_batch_leads_to_the_next_epoch(
     skip: int | None, batch_size: int, tmp_path: Path
 ) -> None:
     source = rf.from_dataset([{"id": i} for i in range(12)])

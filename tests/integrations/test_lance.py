@@ -1,10 +1,8 @@
 """Lance's own loader with our sampler: each row once, equal steps, a new order every epoch."""
 
 import copy
-import json
 from collections import Counter
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Any
 
 import lance
@@ -16,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lance.sampler import Sampler
 from lance.torch.data import LanceDataset
-from tests.support.jobs import run, torchrun
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
@@ -24,7 +21,6 @@ from rankfeed.errors import ArgumentError, PlanError
 from rankfeed.integrations.lance import ShardedSampler, ids_at, num_batches, runs_of
 from rankfeed.plan import Schedule
 
-JOB = Path(__file__).parent / "jobs" / "lance_cells.py"
 SIZES = [100, 1, 37, 250, 64, 3, 129, 16, 17, 90]
 
 
@@ -59,32 +55,26 @@ def samplers(world_size: int, **options: Any) -> list[ShardedSampler]:
     return [ShardedSampler(topology=place, **options) for place in places]
 
 
-def check_cells(table: str, folder: Path, cells: list[str], timeout: float) -> None:
-    run(torchrun(2, JOB, table, folder, *cells), folder / "log", timeout)
-    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-    for cell in cells:
-        for epoch in range(3):
-            mine, yours = (rank[cell][epoch] for rank in ranks)
-            assert Counter(flat(mine + yours)) == live(table), cell
-            assert len(mine) == len(yours), cell
-            assert abs(len(flat(mine)) - len(flat(yours))) <= 1, cell
-        for rank in ranks:
-            assert rank[cell][0] != rank[cell][1], cell
-            assert rank[cell][2] == rank[cell][0], cell  # set_epoch(0)
-            assert rank[cell] == rank[cells[0]], cell  # the same steps, whatever the workers
-
-
-@pytest.mark.slow
-def test_every_row_once_in_equal_steps_by_lance_s_own_loader_on_real_ranks(table: str, tmp_path: Path) -> None:
-    check_cells(table, tmp_path, ["0:none:0", "2:fork:0", "2:spawn:1"], 110)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_every_row_once_under_every_start_method(table: str, tmp_path: Path) -> None:
-    methods = ("fork", "spawn", "forkserver")
-    cells = [f"{workers}:{method}:{kept}" for workers in (1, 2, 3) for method in methods for kept in (0, 1)]
-    check_cells(table, tmp_path, ["0:none:0", *cells], 800)
+@pytest.mark.parametrize(
+    ("start", "epochs"),
+    [("fork", (1, 0)), pytest.param("spawn", (None, None, 0), marks=pytest.mark.slow)],
+    ids=["new workers", "persistent workers"],
+)
+def test_workers_of_lances_loader_read_the_same_steps(
+    table: str, start: str, epochs: tuple[int | None, ...]
+) -> None:
+    sampler, alone = (samplers(1, shuffle=True, seed=3)[0] for _ in range(2))
+    dataset = LanceDataset(table, batch_size=16, columns=["id"], sampler=sampler)
+    options: dict[str, Any] = {"multiprocessing_context": start, "persistent_workers": start == "spawn"}
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, **options)
+    for epoch in epochs:
+        if epoch is not None:
+            torch.manual_seed(0)  # a script may draw the same seed for its workers in each epoch
+            sampler.set_epoch(epoch)
+            alone.set_epoch(epoch)
+        steps = [rows.tolist() for rows in loader]
+        assert steps == read(table, alone)
+        assert Counter(flat(steps)) == live(table)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
@@ -116,7 +106,7 @@ def test_a_filter_columns_and_row_ids_are_lance_s_own(table: str) -> None:
     workers=st.integers(1, 4),
     tail=st.sampled_from(["rest", "drop"]),
 )
-def test_steps_are_equal_and_survive_a_loader_that_joins_small_batches(
+def test_steps_are_equal_where_a_loader_joins_batches(
     rows: int, batch: int, world_size: int, workers: int, tail: Any
 ) -> None:
     plan = rf.Plan(rows, seed=rows)
@@ -162,21 +152,6 @@ def test_an_epoch_has_its_own_order_and_can_be_asked_for(table: str) -> None:
     assert read(table, again) != first
     sampler.set_epoch(0)
     assert read(table, copy.deepcopy(sampler)) == first
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(300)
-def test_set_epoch_gives_new_orders_where_every_epoch_draws_the_same_seed(table: str) -> None:
-    (sampler,) = samplers(1, shuffle=True)
-    dataset = LanceDataset(table, batch_size=16, columns=["id"], sampler=sampler)
-    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
-    epochs = []
-    for epoch in range(2):
-        torch.manual_seed(0)
-        sampler.set_epoch(epoch)
-        epochs.append(flat([rows.tolist() for rows in loader]))
-    assert Counter(epochs[0]) == Counter(epochs[1]) == live(table)
-    assert epochs[0] != epochs[1]
 
 
 def test_without_shuffle_rows_come_as_they_lie(table: str) -> None:

@@ -114,72 +114,56 @@ def samples(steps: Steps, epoch: int) -> Counter[int]:
 
 
 @pytest.fixture(scope="module")
-def last_batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of the last step of an epoch, taken before the epoch has ended."""
-    folder = tmp_path_factory.mktemp("last_batch")
-    trainer(saver(folder, every_n_train_steps=STEPS), max_epochs=1).fit(Model(), loader())
-    return folder / f"step={STEPS}.ckpt"
-
-
-@pytest.fixture(scope="module")
-def epoch_end(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("epoch_end")
-    trainer(saver(folder), max_steps=STEPS).fit(Model(), loader())
-    return folder / f"step={STEPS}.ckpt"
-
-
-@pytest.fixture(scope="module")
-def after_fit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = trainer(max_steps=STEPS)
+def epoch_ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints at the end of an epoch: of its last step before it ends, when it ends, and after the fit."""
+    folder = tmp_path_factory.mktemp("ends")
+    trainer(saver(folder / "last", every_n_train_steps=STEPS), max_epochs=1).fit(Model(), loader())
+    run = trainer(saver(folder / "end"), max_steps=STEPS)
     run.fit(Model(), loader())
-    run.save_checkpoint(path := tmp_path_factory.mktemp("after_fit") / "fit.ckpt")
-    return path
+    run.save_checkpoint(folder / "fit.ckpt")
+    checkpoint = f"step={STEPS}.ckpt"
+    return {
+        "last_batch": folder / "last" / checkpoint,
+        "epoch_end": folder / "end" / checkpoint,
+        "after_fit": folder / "fit.ckpt",
+    }
 
 
 @pytest.mark.parametrize("rows", [2, ROWS, 8])
 @pytest.mark.parametrize("limit", ["max_epochs", "max_steps"])
 @pytest.mark.parametrize("saved", ["last_batch", "epoch_end", "after_fit"])
-def test_after_the_end_of_an_epoch_the_next_ones_are_whole(
-    saved: str, limit: str, rows: int, request: pytest.FixtureRequest
+def test_after_an_epoch_the_next_ones_are_whole(
+    saved: str, limit: str, rows: int, epoch_ends: dict[str, Path]
 ) -> None:
     due = planned(range(1, 3), rows)
     ends = {"max_epochs": 3, "max_steps": STEPS + len(due)}
-    model = resumed(request.getfixturevalue(saved), rows, **{limit: ends[limit]})
+    model = resumed(epoch_ends[saved], rows, **{limit: ends[limit]})
     assert model.trained == due
     each = len(due) // 2
     assert model.validated == [STEPS + each] * 2 + [STEPS + 2 * each] * 2
 
 
 @pytest.mark.parametrize("saved", ["last_batch", "epoch_end"])
-def test_it_can_be_resumed_again(saved: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    once = resumed(
-        request.getfixturevalue(saved), ROWS, saver(tmp_path, every_n_train_steps=1), max_steps=STEPS + 4
-    )
+def test_it_can_be_resumed_again(saved: str, tmp_path: Path, epoch_ends: dict[str, Path]) -> None:
+    once = resumed(epoch_ends[saved], ROWS, saver(tmp_path, every_n_train_steps=1), max_steps=STEPS + 4)
     again = resumed(tmp_path / f"step={STEPS + 4}.ckpt", max_steps=3 * STEPS)
     assert once.trained + again.trained == planned(range(1, 3))
 
 
 @pytest.mark.parametrize("rows", [2, ROWS, 8])
-def test_an_epoch_that_max_steps_ended_early_goes_on(rows: int, tmp_path: Path) -> None:
-    first = Model()
-    trainer(saver(tmp_path), max_steps=4).fit(first, loader())
+@pytest.mark.parametrize("limit", ["max_epochs", "max_steps"])
+@pytest.mark.parametrize("saved", ["fit.ckpt", "step=4.ckpt"])
+def test_an_epoch_that_max_steps_ended_early_goes_on(saved: str, limit: str, rows: int, tmp_path: Path) -> None:
+    run, first = trainer(saver(tmp_path), max_steps=4), Model()
+    run.fit(first, loader())
+    run.save_checkpoint(tmp_path / "fit.ckpt")
     left = planned(range(1), 2)[8:] if rows == 2 else planned(range(1))[4:]
     left = [(0, list(chain.from_iterable(ids for _, ids in left)))] if rows == 8 else left
     later = planned(range(1, 2), rows)
-    model = resumed(tmp_path / "step=4.ckpt", rows, max_steps=4 + len(left) + len(later))
+    ends = {"max_epochs": 2, "max_steps": 4 + len(left) + len(later)}
+    model = resumed(tmp_path / saved, rows, **{limit: ends[limit]})
     assert model.trained == left + later
     assert samples(first.trained + model.trained, 0) == Counter(range(SAMPLES))
-
-
-@pytest.mark.parametrize("limit", [{"max_epochs": 2}, {"max_steps": 2 * STEPS}])
-@pytest.mark.parametrize("saved", ["fit.ckpt", "step=4.ckpt"])
-def test_an_epoch_that_max_steps_ended_goes_on_whatever_limits_the_next_job(
-    saved: str, limit: dict[str, int], tmp_path: Path
-) -> None:
-    run = trainer(saver(tmp_path), max_steps=4)
-    run.fit(Model(), loader())
-    run.save_checkpoint(tmp_path / "fit.ckpt")
-    assert resumed(tmp_path / saved, **limit).trained == planned(range(2))[4:]
 
 
 def stopped(folder: Path, hook: str, batch: int, **options: Any) -> Model:
@@ -423,14 +407,9 @@ def every_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("hook", "use"),
     [
-        ("setup", "length"),
-        ("configure_optimizers", "length"),
-        ("configure_optimizers", "batch"),
-        ("on_fit_start", "length"),
-        ("on_fit_start", "batch"),
-        ("on_fit_start", "epoch"),
-        ("on_train_start", "length"),
-        ("on_train_start", "batch"),
+        *(("setup", "length"), ("configure_optimizers", "length"), ("configure_optimizers", "batch")),
+        *(("on_fit_start", "length"), ("on_fit_start", "batch"), ("on_fit_start", "epoch")),
+        *(("on_train_start", "length"), ("on_train_start", "batch")),
     ],
 )
 def test_what_uses_the_loader_before_training_changes_neither_its_position_nor_later_checkpoints(
@@ -463,9 +442,7 @@ def test_a_stream_resumes_though_it_was_set_up_before_the_checkpoint_was_read(tm
 
 
 @pytest.mark.parametrize("start", [0, 3])
-def test_a_learning_rate_finder_leaves_the_loader_at_the_start(
-    start: int, every_step: Path, tmp_path: Path
-) -> None:
+def test_a_learning_rate_finder_does_not_move_the_loader(start: int, every_step: Path, tmp_path: Path) -> None:
     run, model, feed = trainer(default_root_dir=tmp_path, max_epochs=2), Model(), loader()
     model.lr = 0.1
     Tuner(run).lr_find(model, feed, num_training=4)
@@ -518,7 +495,7 @@ def test_without_the_callback_a_checkpoint_is_resumed_where_nothing_is_lost(unch
 
 @pytest.mark.parametrize("check", [False, True], ids=["without", "with"])
 @pytest.mark.parametrize("name", ["in hand", "stream"])
-def test_a_checkpoint_that_misses_a_batch_in_hand_is_refused(
+def test_a_checkpoint_without_a_batch_in_hand_is_refused(
     name: str, check: bool, unchecked: dict[str, Path]
 ) -> None:
     feed = loader() if name == "in hand" else rf.Loader(rf.from_iterable(numbers), 2)
@@ -527,11 +504,11 @@ def test_a_checkpoint_that_misses_a_batch_in_hand_is_refused(
 
 
 @pytest.mark.parametrize("check", [False, True], ids=["without", "with"])
-def test_a_checkpoint_that_begins_its_epoch_again_is_refused(
-    check: bool, last_batch: Path, tmp_path: Path
+def test_a_checkpoint_that_repeats_its_epoch_is_refused(
+    check: bool, epoch_ends: dict[str, Path], tmp_path: Path
 ) -> None:
     keep = saver(tmp_path, every_n_train_steps=1)
-    trainer(keep, check=False, max_epochs=2).fit(Model(), loader(), ckpt_path=last_batch)
+    trainer(keep, check=False, max_epochs=2).fit(Model(), loader(), ckpt_path=epoch_ends["last_batch"])
     for step in (STEPS + 1, 2 * STEPS - 1):
         model = Model()
         with pytest.raises(StateError, match=r"(?s)would lose or repeat samples.*LoaderCheck\(\)"):
@@ -542,12 +519,12 @@ def test_a_checkpoint_that_begins_its_epoch_again_is_refused(
 @pytest.mark.parametrize("saved", ["last_batch", "epoch_end", "after_fit"])
 @pytest.mark.parametrize(("rows", "limit"), [(ROWS, "max_steps"), (2, "max_epochs"), (8, "max_steps")])
 def test_without_the_callback_no_epoch_is_cut_short(
-    saved: str, rows: int, limit: str, request: pytest.FixtureRequest
+    saved: str, rows: int, limit: str, epoch_ends: dict[str, Path]
 ) -> None:
     due = planned(range(1, 3), rows)
     model, ends = Model(), {"max_epochs": 3, "max_steps": STEPS + len(due)}
     try:
-        checkpoint = request.getfixturevalue(saved)
+        checkpoint = epoch_ends[saved]
         trainer(check=False, **{limit: ends[limit]}).fit(model, loader(rows), ckpt_path=checkpoint)
     except StateError as error:
         if "LoaderCheck()" not in str(error) or model.trained:

@@ -48,16 +48,8 @@ def check(out: Path, epochs: int, cells: list[str], ranks: int = 2) -> list[str]
     return lines
 
 
-def run(out: Path, epochs: int, cells: list[str]) -> list[str]:
-    jobs.run(jobs.torchrun(2, SCRIPT, out, epochs, *cells), out / "log", 3000)
-    return check(out, epochs, cells)
-
-
 @pytest.mark.soak
-def test_eight_epochs_leave_nothing_behind(tmp_path: Path) -> None:
-    run(tmp_path, 8, FEW)
-
-
-@pytest.mark.soak
-def test_two_hundred_epochs_leave_nothing_behind(tmp_path: Path) -> None:
-    print("\n".join(run(tmp_path, 200, CELLS)))
+@pytest.mark.parametrize(("epochs", "cells"), [(8, FEW), (200, CELLS)], ids=["8", "200"])
+def test_many_epochs_leave_nothing_behind(epochs: int, cells: list[str], tmp_path: Path) -> None:
+    jobs.run(jobs.torchrun(2, SCRIPT, tmp_path, epochs, *cells), tmp_path / "log", 3000)
+    print("\n".join(check(tmp_path, epochs, cells)))

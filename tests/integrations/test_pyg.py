@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support import jobs
-from torch_geometric.data import Data, HeteroData, InMemoryDataset
-from torch_geometric.loader import DataLoader, NodeLoader
-from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+from torch_geometric.data import Data, HeteroData
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, PlanError, StateError
@@ -64,9 +61,7 @@ def sampler(request: pytest.FixtureRequest) -> Path | None:
 @pytest.mark.parametrize(
     "sampler", [pytest.param(None, id="none"), pytest.param("torch-sparse", marks=pytest.mark.soak)], indirect=True
 )
-def test_every_seed_once_in_equal_steps_and_resumed_on_another_number_of_ranks(
-    sampler: Path | None, tmp_path: Path
-) -> None:
+def test_every_seed_once_in_equal_steps_and_resumed_on_other_ranks(sampler: Path | None, tmp_path: Path) -> None:
     on_three = launch(3, tmp_path / "three", sampler=sampler)
     for workers in ("0", "2"):
         epochs = [[result[workers][epoch] for result in on_three] for epoch in range(2)]
@@ -123,106 +118,3 @@ def test_what_are_no_seeds_is_refused() -> None:
             NodeSeeds(wrong)
     with pytest.raises(PlanError):
         len(NodeSeeds(torch.zeros(4, dtype=torch.bool), topology=ONE))
-
-
-class OneHop(BaseSampler):
-    """Samples all nodes that the seeds point to, in plain torch: pyg-lib is not on PyPI."""
-
-    def __init__(self, edge_index: torch.Tensor, nodes: int) -> None:
-        self.edges = edge_index[:, edge_index[0].argsort(stable=True)]
-        self.starts = torch.zeros(nodes + 1, dtype=torch.long)
-        self.starts[1:] = torch.bincount(edge_index[0], minlength=nodes).cumsum(0)
-
-    @property
-    def edge_permutation(self) -> None:
-        return None
-
-    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
-        runs = [torch.arange(int(self.starts[seed]), int(self.starts[seed + 1])) for seed in index.node]
-        targets = self.edges[1, torch.cat(runs)]
-        others = targets.unique()
-        nodes = torch.cat([index.node, others[~torch.isin(others, index.node)]])
-        place = torch.full((len(self.starts),), -1)
-        place[nodes] = torch.arange(len(nodes))
-        col = torch.arange(len(runs)).repeat_interleave(torch.tensor([len(run) for run in runs]))
-        metadata = (index.input_id, index.time)
-        return SamplerOutput(node=nodes, row=place[targets], col=col, edge=None, metadata=metadata)
-
-    def sample_from_edges(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError
-
-
-@pytest.mark.soak
-def test_the_debian_dependency_graph_is_sampled_around_each_package_once() -> None:
-    names, edge_index = dependencies()
-    graph = Data(x=torch.arange(len(names)).float()[:, None], edge_index=edge_index)
-    hops = OneHop(edge_index, len(names))
-    print(f"\n{len(names):,} packages, {edge_index.size(1):,} dependencies")
-    epochs = []
-    for epoch in range(2):
-        seen: Counter[int] = Counter()
-        edges, steps = 0, []
-        for rank in range(3):
-            seeds = NodeSeeds(None, 256, data=graph, topology=rf.Topology(rank, 3))
-            seeds.set_epoch(epoch)
-            steps.append(len(seeds))
-            for batch in NodeLoader(graph, hops, batch_sampler=seeds):
-                own = batch.n_id[: batch.batch_size]
-                seen.update(own.tolist())
-                edges += batch.edge_index.size(1)
-                assert torch.equal(batch.x[:, 0].long(), batch.n_id)
-            epochs.append(own.tolist())
-        assert seen == Counter(range(len(names)))
-        assert edges == edge_index.size(1), "the edges of each seed come with it, once"
-        assert len(Counter(steps)) == 1
-    assert epochs[:3] != epochs[3:]
-
-
-@pytest.mark.soak
-def test_graphs_around_debian_packages_are_joined_as_by_pyg() -> None:
-    names, edge_index = dependencies()
-    targets = edge_index[:, edge_index[0].argsort(stable=True)]
-    graphs = []
-    for package in range(0, len(names), 4):
-        first, last = torch.searchsorted(targets[0], torch.tensor([package, package + 1])).tolist()
-        others = targets[1, first:last].unique()
-        nodes = torch.cat([torch.tensor([package]), others])
-        star = torch.stack([torch.zeros(len(others), dtype=torch.long), torch.arange(1, len(nodes))])
-        graphs.append(
-            Data(x=nodes[:, None].float(), edge_index=star, y=torch.tensor([package]), name=names[package])
-        )
-    dataset = InMemoryDataset()
-    dataset.data, dataset.slices = InMemoryDataset.collate(graphs)
-    loader = rf.Loader(rf.from_dataset(dataset), 128, topology=ONE, tail="drop")
-    rates = []
-    for contestant in (loader, DataLoader(dataset, 128, drop_last=True), loader, DataLoader(dataset, 128)):
-        began = time.perf_counter()
-        steps = sum(1 for _ in contestant)
-        rates.append(steps * 128 / (time.perf_counter() - began))
-    print(f"\n{len(graphs):,} graphs: rankfeed {rates[2]:,.0f}, PyG {rates[3]:,.0f} graphs a second")
-    for ours, theirs in zip(loader, DataLoader(dataset, 128, drop_last=True), strict=True):
-        assert ours.keys() == theirs.keys()
-        for name in theirs.keys():  # noqa: SIM118  (a graph is no dict)
-            mine, other = ours[name], theirs[name]
-            assert torch.equal(mine, other) if isinstance(other, torch.Tensor) else mine == other
-
-
-def dependencies() -> tuple[list[str], torch.Tensor]:
-    """Debian's packages, and which depends on which: int64 [2, dependencies]."""
-    said = subprocess.run(
-        ["apt-cache", "dumpavail"], capture_output=True, text=True, check=True, timeout=600
-    ).stdout
-    needs: dict[str, list[str]] = {}
-    name = ""
-    for line in said.splitlines():
-        key, _, value = line.partition(": ")
-        if key == "Package":
-            name = value
-            needs.setdefault(name, [])
-        elif key in ("Depends", "Pre-Depends"):
-            needs[name] += [
-                one.split()[0].split(":")[0] for any_of in value.split(",") for one in any_of.split("|")
-            ]
-    number = {name: place for place, name in enumerate(needs)}
-    pairs = {(number[name], number[each]) for name, others in needs.items() for each in others if each in number}
-    return list(needs), torch.tensor(sorted(pairs)).T.contiguous()

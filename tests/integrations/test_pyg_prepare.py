@@ -1,37 +1,24 @@
-"""PyG data sets under MPI: downloaded and processed once, correct on every rank after any process was killed."""
+"""`pyg.prepare`: data sets of PyG are downloaded and processed once, and built again if they are not whole."""
 
 import copy
-import json
 import os
-import random
-import time
-from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
-from tests.faults.test_prepared_once import command_of, launched
-from tests.integrations.jobs.pyg_prepare import KINDS, RAW, InMemory, right
-from tests.support.launchers import need
+from tests.integrations.pyg_datasets import KINDS, RAW, InMemory, right
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform, Compose
 
 from rankfeed.errors import ArgumentError, PrepareError
 from rankfeed.integrations.pyg import prepare
 
-SCRIPT = Path(__file__).parent / "jobs" / "pyg_prepare.py"
-COUNT, RANKS = 40, 4
-ENVIRON = dict(os.environ)
-#: Seconds after which a launch is taken to hang: four ranks import PyG at once, on whatever machine.
-HANG = 200
+COUNT = 40
 
 
 def raw_files(root: Path) -> None:
@@ -247,9 +234,7 @@ def test_raw_files_behind_a_link_are_used(tmp_path: Path) -> None:
     assert not (folder / "raw").is_symlink()
 
 
-def test_a_raw_file_that_goes_meanwhile_is_as_one_that_was_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_raw_file_that_is_removed_meanwhile_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw_files(tmp_path)
     gone = tmp_path / "raw" / "half.part"
     gone.write_text("")
@@ -262,71 +247,3 @@ def test_a_raw_file_that_goes_meanwhile_is_as_one_that_was_not_there(
 
     monkeypatch.setattr(Path, "stat", seen)
     assert right(prepare(InMemory, tmp_path, COUNT), COUNT)
-
-
-def killed(kind: str, root: Path, out: Path, chance: random.Random) -> Counter[str]:
-    """A launch of four ranks that loses one of them, the one that writes if there is one by then."""
-    with launched(
-        command_of("openmpi", RANKS, [str(out), str(COUNT), kind, str(root)], SCRIPT), ENVIRON, out / "log"
-    ) as job:
-        deadline = time.monotonic() + HANG
-        while len(started := list(out.glob("*.started"))) < RANKS and time.monotonic() < deadline:
-            time.sleep(0.005)
-        time.sleep(chance.uniform(0, 0.4))
-        builders = list(root.glob(".*.prepare/build-*"))
-        victim = int(builders[0].name.split("-")[-3]) if builders else int(chance.choice(started).stem)
-        with suppress(psutil.NoSuchProcess):
-            psutil.Process(victim).kill()
-        job.wait(HANG)
-    return Counter(killed=1, builders=bool(builders))
-
-
-def rounds(count: int, folder: Path, seed: int, every: int) -> dict[str, Counter[str]]:
-    """Rounds of each kind of data set, with its raw files there and not.
-
-    In every so-manieth one a rank of a launch is killed. In the end four ranks want all these data sets, one after
-    the other, and find what was left.
-    """
-    need("openmpi")
-    figures: dict[str, Counter[str]] = {}
-    cases: list[tuple[str, str, Path]] = []
-    for kind, raw in product(KINDS, (False, True)):
-        name = f"{kind}, raw files {'present' if raw else 'absent'}"
-        figures[name] = Counter()
-        chance = random.Random(f"{name} {seed}")
-        for number in range(count):
-            root, out = folder / f"{kind}{raw}{number}", folder / f"{kind}{raw}{number}.out"
-            root.mkdir()
-            out.mkdir()
-            if raw:
-                raw_files(root)
-            if len(cases) % every == 0:
-                figures[name] += killed(kind, root, out, chance)
-            cases.append((name, kind, root))
-    out = folder / "out"
-    out.mkdir()
-    wanted = [text for _, kind, root in cases for text in (kind, str(root))]
-    with launched(
-        command_of("openmpi", RANKS, [str(out), str(COUNT), *wanted], SCRIPT), ENVIRON, out / "log"
-    ) as job:
-        assert job.wait(HANG + 5 * len(cases)) == 0, (out / "log").read_text(errors="replace")
-    told = [json.loads(path.read_text()) for path in out.glob("*.done")]
-    assert len(told) == RANKS
-    for number, (name, _, root) in enumerate(cases):
-        figures[name]["ranks right"] += sum(each[number] for each in told)
-        figures[name]["downloads"] += (folder_of(root) / "downloaded-by").exists()
-        assert not list(root.glob(".*")), "something is left over"
-    return figures
-
-
-def check(figures: dict[str, Counter[str]], count: int) -> None:
-    for name, each in figures.items():
-        print(f"\n{name}: {dict(each)}")
-        assert each["ranks right"] == count * RANKS
-        assert each["downloads"] == (0 if "present" in name else count)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(7200)
-def test_fifty_rounds_of_four_mpi_ranks(tmp_path: Path) -> None:
-    check(rounds(50, tmp_path, 1, every=2), 50)

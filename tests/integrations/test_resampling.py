@@ -26,7 +26,7 @@ def test_a_draw_does_not_depend_on_which_others_are_asked_for(
 
 
 @given(st.integers(1, 300), st.integers(1, 1000), st.integers(0, 5), st.integers(0, 5))
-def test_without_replacement_a_sample_comes_again_only_when_all_have_come(
+def test_without_replacement_all_samples_come_before_any_again(
     population: int, size: int, seed: int, epoch: int
 ) -> None:
     ids = ResamplingPlan(population, size, replacement=False, seed=seed).sample_ids(epoch, np.arange(size))
@@ -38,7 +38,7 @@ def test_without_replacement_a_sample_comes_again_only_when_all_have_come(
 
 
 @given(st.integers(1, 50), st.integers(1, 300), st.integers(1, 7), st.integers(1, 9), st.booleans())
-def test_the_ranks_together_read_each_draw_of_the_stream_once(
+def test_ranks_read_each_draw_once(
     population: int, size: int, world: int, batch_size: int, replacement: bool
 ) -> None:
     draws = ResamplingPlan(population, max(size, world), replacement=replacement, seed=4)

@@ -219,9 +219,7 @@ SHUFFLED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", SHUFFLED)
 @pytest.mark.parametrize("epoch", [0, 2])
 @pytest.mark.parametrize("as_object", [True, False], ids=["object", "function"])
-def test_a_shuffle_buffer_of_hugging_face_loses_and_repeats_nothing(
-    name: str, epoch: int, as_object: bool
-) -> None:
+def test_a_shuffle_buffer_of_hugging_face_resumes(name: str, epoch: int, as_object: bool) -> None:
     datasets = pytest.importorskip("datasets")
 
     def loader() -> rf.Loader:

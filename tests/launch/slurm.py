@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 from tests.support.network import Network
@@ -74,16 +75,8 @@ def slurm(
             *(("slurmd", [*on_host[node - 1], "slurmd", "-D", "-N", f"n{node}"]) for node in range(1, nodes + 1)),
         ):
             with (root / f"{name}.{len(daemons)}.out").open("wb") as out:
-                daemons.append(
-                    subprocess.Popen(
-                        command,
-                        env=environ,
-                        stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=out,
-                        start_new_session=True,
-                    )
-                )
+                pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+                daemons.append(subprocess.Popen(command, env=environ, start_new_session=True, **pipes))
             if name == "munged":
                 _until(lambda: (root / "munge.sock").exists(), patience, root)
         _until(lambda: _idle(environ, on_hub) == nodes, patience, root)

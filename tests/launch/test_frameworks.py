@@ -28,33 +28,14 @@ for package in ("accelerate", "lightning", "torch_geometric", "torchdata", "tran
 
 SCRIPT = Path(__file__).parent / "jobs" / "frameworks.py"
 FRAMEWORKS = [
-    "loader",
-    "batch_sampler",
-    "sampler",
-    "stateful",
-    "ddp",
-    "fsdp",
-    "lightning",
-    "accelerate",
-    "transformers",
-    "pyg",
-    "pyg_seeds",
-    "webdataset",
+    *("loader", "batch_sampler", "sampler", "stateful", "ddp", "fsdp", "lightning", "accelerate"),
+    *("transformers", "pyg", "pyg_seeds", "webdataset"),
 ]
 #: How workers are started, and how many there are.
 WAYS = ["fork:0", "fork:2", "spawn:2", "forkserver:2"]
 ALL = [f"{framework}:{way}" for framework in FRAMEWORKS for way in WAYS]
 #: What can do without a process group: then its rank is found by what the launcher says.
 NO_GROUP = ["loader", "batch_sampler", "sampler", "stateful", "pyg", "pyg_seeds", "webdataset"]
-#: Without a soak MPICH is the launcher of the test with kills alone, and Open MPI of those of prepare_once.
-EACH_LAUNCHER = [
-    # Of each framework, tests/integrations has a case under torchrun.
-    pytest.param("torchrun", "torch", id="torchrun, torch alone", marks=pytest.mark.soak),
-    pytest.param("torchrun", "libraries", id="torchrun, libraries", marks=pytest.mark.soak),
-    pytest.param("srun", "few", id="srun", marks=pytest.mark.slow),
-    *(pytest.param(each, "few", id=each, marks=pytest.mark.soak) for each in ("openmpi", "mpich")),
-]
-
 pytestmark = pytest.mark.timeout(3600)
 
 
@@ -181,14 +162,12 @@ def check_all(launcher: str, ranks: int, cells: Sequence[str], out: Path, timeou
         check(out, cell, ranks, launcher)
 
 
-@pytest.mark.parametrize(("launcher", "which"), EACH_LAUNCHER)
-def test_each_sample_once_under_each_launcher_in_each_framework(launcher: str, which: str, tmp_path: Path) -> None:
-    cells = rotated(launcher, FRAMEWORKS)
-    libraries, others = FRAMEWORKS.index("lightning"), FRAMEWORKS.index("pyg")
-    # Lightning, Accelerate and Transformers know their launcher; the others find their rank as the first does.
-    few = [cells[0], *cells[libraries:others]]
-    parts = {"torch": cells[:libraries], "libraries": cells[libraries:], "few": few}
-    check_all(launcher, 2, parts[which], tmp_path, 400)
+@pytest.mark.slow
+def test_each_sample_once_under_slurm_in_frameworks_that_know_their_launcher(tmp_path: Path) -> None:
+    """Of each framework, tests/integrations has a case under torchrun; the soak below has all launchers."""
+    cells = rotated("srun", FRAMEWORKS)
+    few = [cells[0], *cells[FRAMEWORKS.index("lightning") : FRAMEWORKS.index("pyg")]]
+    check_all("srun", 2, few, tmp_path, 400)
 
 
 @pytest.mark.slow
@@ -218,11 +197,6 @@ def test_the_whole_table(launcher: str, ranks: int, tmp_path: Path) -> None:
     cells = [*by_launcher(launcher), *ALL]
     check_all(launcher, ranks, cells, tmp_path, 3000)
     print(f"{launcher}, {ranks} ranks: {len(cells)} cells")
-
-
-@pytest.mark.soak
-def test_nothing_is_lost_or_repeated_when_a_rank_is_killed_and_others_go_on(tmp_path: Path) -> None:
-    check_all_killed("mpich", ["loader:fork:2:launcher", "ddp:fork:0"], tmp_path, 200)
 
 
 @pytest.mark.soak

@@ -65,15 +65,16 @@ def compare(tmp_path: Path, kind: str, nbytes: int, steps: int) -> None:
     assert abs(used[1] - used[0]) <= 0.1 * used[0], said
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "kind", [pytest.param("large rows", marks=pytest.mark.slow), pytest.param("tars", marks=pytest.mark.soak)]
+    ("kind", "nbytes", "steps"),
+    [
+        pytest.param("large rows", 64 << 20, 1500, marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in (("tars", 64 << 20, 1500), ("large rows", 1 << 30, 6000), ("small rows", 1 << 30, 6000))
+        ),
+    ],
 )
-def test_memory_is_the_same_for_eight_times_the_data_in_small(kind: str, tmp_path: Path) -> None:
-    compare(tmp_path, kind, nbytes=64 << 20, steps=1500)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", ["large rows", "small rows"])
-def test_memory_is_the_same_for_eight_times_the_data(kind: str, tmp_path: Path) -> None:
-    compare(tmp_path, kind, nbytes=1 << 30, steps=6000)
+def test_memory_is_the_same_for_eight_times_the_data(kind: str, nbytes: int, steps: int, tmp_path: Path) -> None:
+    compare(tmp_path, kind, nbytes, steps)

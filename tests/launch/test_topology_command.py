@@ -6,15 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.launch.slurm import slurm
 from tests.launch.test_topology_launchers import run
-from tests.support.launchers import LAUNCHERS, TORCHRUN, need
+from tests.support.launchers import MPICH, OPENMPI, TORCHRUN, need
 
 import rankfeed as rf
 
 TOPOLOGY = [sys.executable, "-c", "from rankfeed.cli import main; main()", "topology", "--check"]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +21,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("check") / "data"
     rf.write(({"x": i} for i in range(64)), path, progress=False)
     return path
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    need("srun")
-    with slurm(nodes=2, cpus=4) as environ:
-        yield environ
 
 
 def checked(
@@ -46,28 +38,25 @@ def checked(
     return told
 
 
-@pytest.mark.slow
-def test_the_ranks_of_torchrun_meet(data, tmp_path):
-    told = checked([*TORCHRUN, "--standalone", "--nproc-per-node=3", "--no-python", *TOPOLOGY], 3, data, tmp_path)
-    assert told["launcher"] == "torchrun"
+# launcher: its command, the number of ranks, the node and local rank of each
+LAUNCHES = {
+    "torchrun": ([*TORCHRUN, "--standalone", "--nproc-per-node=3", "--no-python"], 3, [(0, 0), (0, 1), (0, 2)]),
+    "openmpi": ([*OPENMPI, "-n", "3"], 3, [(0, 0), (0, 1), (0, 2)]),
+    "mpich": ([*MPICH, "-n", "3"], 3, [(0, 0), (0, 1), (0, 2)]),
+    "slurm": (["srun", "-n4", "-N2", "--ntasks-per-node=2"], 4, [(0, 0), (0, 1), (1, 0), (1, 1)]),
+}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
-def test_the_ranks_of_mpi_meet(launcher, data, tmp_path):
-    need(launcher)
-    told = checked([*LAUNCHERS[launcher], "-n", "3", *TOPOLOGY], 3, data, tmp_path)
+@pytest.mark.parametrize("launcher", LAUNCHES)
+def test_all_ranks_of_a_launch_meet(launcher: str, data: Path, tmp_path: Path, request) -> None:
+    command, ranks, places = LAUNCHES[launcher]
+    need("srun" if launcher == "slurm" else launcher)
+    environ = request.getfixturevalue("cluster") if launcher == "slurm" else None
+    told = checked([*command, *TOPOLOGY], ranks, data, tmp_path, environ)
     assert told["launcher"] == launcher
+    assert [(row["node"], row["local_rank"]) for row in told["ranks"]] == places
 
 
-@pytest.mark.slow
-def test_the_tasks_of_a_slurm_step_meet(cluster, data, tmp_path):
-    told = checked(["srun", "-n4", "-N2", "--ntasks-per-node=2", *TOPOLOGY], 4, data, tmp_path, cluster)
-    assert told["launcher"] == "slurm"
-    assert [(row["node"], row["local_rank"]) for row in told["ranks"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-
-
-@pytest.mark.slow
 def test_a_torchrun_in_a_batch_script_is_told_from_the_script(cluster, data, tmp_path):
     script = tmp_path / "job.sh"
     words = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--no-python", *TOPOLOGY, "--json", "--folder"]
@@ -82,7 +71,6 @@ def test_a_torchrun_in_a_batch_script_is_told_from_the_script(cluster, data, tmp
     assert (agreed["launcher"], len(agreed["ranks"])) == ("torchrun", 2)
 
 
-@pytest.mark.slow
 def test_two_processes_that_take_themselves_for_one_rank_end_all_tasks(cluster, tmp_path):
     # What a wrapper does that sets Slurm's variables by itself, wrongly on one task.
     wrapper = tmp_path / "wrapper.sh"

@@ -14,11 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.launch.slurm import slurm
 from tests.support.environ import of_no_launcher
 from tests.support.jobs import end, free_port
 from tests.support.launchers import MPICH, OPENMPI, TORCHRUN, need
-from tests.support.packages import need_package
 
 PRINT = [sys.executable, str(Path(__file__).parent / "jobs" / "print_topology.py")]
 
@@ -96,72 +94,63 @@ def two_nodes(launcher: str) -> Counter:
     return Counter((launcher, rank, 4, rank % 2, 2, rank // 2, 2) for rank in range(4))
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    need("srun")
-    with slurm(nodes=2, cpus=4) as environ:
-        yield environ
+#: In a Slurm allocation of two nodes, two tasks each.
+TASKS = ["-n4", "-N2", "--ntasks-per-node=2"]
+STANDALONE = [*TORCHRUN, "--standalone", "--nproc-per-node=2"]
+UNEVEN = Counter([("slurm", 0, 3, 0, 2, 0, 2), ("slurm", 1, 3, 1, 2, 0, 2), ("slurm", 2, 3, 0, 1, 1, 2)])
+#: Of the child of a process that has initialised MPI by itself: it is alone.
+SINGLETON = f"import subprocess; from mpi4py import MPI; subprocess.run({PRINT}, check=True)"
+
+# launch: the launcher, its command, what all processes together take themselves for
+LAUNCHES = {
+    "torchrun": ("torchrun", [*STANDALONE, *PRINT[1:]], one_node("torchrun", 2)),
+    "torchrun, by the process group": (
+        "torchrun",
+        [*STANDALONE, *PRINT[1:], "--group"],
+        one_node("torch.distributed", 2),
+    ),
+    "torchrun, virtual local ranks": (
+        "torchrun",
+        [*STANDALONE, "--virtual-local-rank", *PRINT[1:]],
+        Counter(("torchrun", rank, 2, 0, 2, 0, 1) for rank in range(2)),
+    ),
+    "Open MPI": ("openmpi", [*OPENMPI, "-np", "4", *PRINT], one_node("openmpi", 4)),
+    "Open MPI, a process beside it": ("openmpi", [sys.executable, "-c", SINGLETON], one_node("single", 1)),
+    "MPICH": ("mpich", [*MPICH, "-n", "4", *PRINT], one_node("mpich", 4)),
+    "srun": ("srun", ["srun", *TASKS, *PRINT], two_nodes("slurm")),
+    "srun, PMI 2": ("srun", ["srun", "--mpi=pmi2", *TASKS, *PRINT], two_nodes("slurm")),
+    "srun, PMIx": ("srun", ["srun", "--mpi=pmix", *TASKS, *PRINT], two_nodes("slurm")),
+    "srun, uneven nodes": ("srun", ["srun", "-n3", "-N2", "-m", "plane=2", *PRINT], UNEVEN),
+    # Neither is taken for the step of its daemons.
+    "Open MPI in an allocation": (
+        "srun",
+        ["salloc", *TASKS, *OPENMPI, "-np", "4", "--map-by", "ppr:2:node", *PRINT],
+        two_nodes("openmpi"),
+    ),
+    "MPICH in an allocation": (
+        "srun",
+        ["salloc", *TASKS, *MPICH, "-n", "4", "-ppn", "2", *PRINT],
+        two_nodes("mpich"),
+    ),
+}
+SLOW = ("torchrun, by the process group", "torchrun, virtual local ranks")
 
 
-def test_a_child_of_a_process_that_initialised_mpi_by_itself_is_alone():
-    need("openmpi")
-    need_package("mpi4py")
-    code = f"import subprocess; from mpi4py import MPI; subprocess.run({PRINT}, check=True)"
-    out = run([sys.executable, "-c", code])
-    assert count(seen(out), *WHERE) == one_node("single", 1)
-
-
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_every_rank_of_torchrun_knows_itself(size):
-    out = run([*TORCHRUN, "--standalone", f"--nproc-per-node={size}", *PRINT[1:]])
-    assert count(seen(out), *WHERE) == one_node("torchrun", size)
-
-
-@pytest.mark.slow
-def test_every_rank_knows_itself_by_its_process_group():
-    out = run([*TORCHRUN, "--standalone", "--nproc-per-node=2", *PRINT[1:], "--group"])
-    assert count(seen(out), *WHERE) == one_node("torch.distributed", 2)
-
-
-@pytest.mark.slow
-def test_every_rank_of_virtual_local_ranks_knows_itself():
-    out = run([*TORCHRUN, "--standalone", "--virtual-local-rank", "--nproc-per-node=2", *PRINT[1:]])
-    assert count(seen(out), *WHERE) == Counter(("torchrun", rank, 2, 0, 2, 0, 1) for rank in range(2))
-
-
-def test_every_rank_of_open_mpi_knows_itself():
-    need("openmpi")
-    out = run([*OPENMPI, "-np", "4", *PRINT])
-    assert count(seen(out), *WHERE) == one_node("openmpi", 4)
-
-
-def test_every_rank_of_mpich_knows_itself():
-    need("mpich")
-    out = run([*MPICH, "-n", "4", *PRINT])
-    assert count(seen(out), *WHERE) == one_node("mpich", 4)
-
-
-@pytest.mark.parametrize("mpi", [[], ["--mpi=pmi2"], ["--mpi=pmix"]])
-def test_every_task_of_a_slurm_step_knows_itself(cluster, mpi):
-    out = run(["srun", *mpi, "-n4", "-N2", "--ntasks-per-node=2", *PRINT], cluster)
-    assert count(seen(out), *WHERE) == two_nodes("slurm")
-
-
-def test_tasks_on_uneven_nodes_know_themselves(cluster):
-    out = run(["srun", "-n3", "-N2", "-m", "plane=2", *PRINT], cluster)
-    assert count(seen(out), *WHERE) == Counter(
-        [("slurm", 0, 3, 0, 2, 0, 2), ("slurm", 1, 3, 1, 2, 0, 2), ("slurm", 2, 3, 0, 1, 1, 2)]
-    )
+@pytest.mark.parametrize(
+    "launch", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in LAUNCHES]
+)
+def test_every_process_of_a_launch_knows_its_topology(launch: str, request: pytest.FixtureRequest) -> None:
+    launcher, command, expected = LAUNCHES[launch]
+    need(launcher)
+    environ = request.getfixturevalue("cluster") if launcher == "srun" else None
+    assert count(seen(run(command, environ)), *WHERE) == expected
 
 
 def test_a_batch_script_without_srun_is_one_process_and_its_steps_are_many(cluster, tmp_path):
     script = tmp_path / "job.sh"
     words = " ".join(PRINT)
     script.write_text(f"#!/bin/bash\n{words}\nexport WORLD_SIZE=$SLURM_NTASKS\nsrun {words}\n")
-    run(
-        ["sbatch", "--wait", "-n4", "-N2", "--ntasks-per-node=2", "-o", str(tmp_path / "out"), str(script)],
-        cluster,
-    )
+    run(["sbatch", "--wait", *TASKS, "-o", str(tmp_path / "out"), str(script)], cluster)
     alone, *step = seen((tmp_path / "out").read_text())
     assert count([alone], *WHERE) == one_node("single", 1)
     assert count(step, *WHERE) == two_nodes("slurm")
@@ -180,23 +169,8 @@ def test_a_torchrun_on_each_node_of_a_step_is_one_world(cluster, tmp_path):
     assert count(seen(out), *WHERE) == two_nodes("torchrun")
 
 
-@pytest.mark.parametrize(
-    ("command", "launcher"),
-    [
-        ([*OPENMPI, "-np", "4", "--map-by", "ppr:2:node"], "openmpi"),
-        ([*MPICH, "-n", "4", "-ppn", "2"], "mpich"),
-    ],
-    ids=["openmpi", "mpich"],
-)
-def test_an_mpi_world_in_an_allocation_is_not_taken_for_the_step_of_its_daemons(cluster, command, launcher):
-    need(launcher)
-    out = run(["salloc", "-n4", "-N2", "--ntasks-per-node=2", *command, *PRINT], cluster)
-    assert count(seen(out), *WHERE) == two_nodes(launcher)
-
-
 def test_a_rank_left_over_from_a_shell_ends_every_task(cluster):
-    command = ["srun", "-n2", "-N1", *PRINT]
     with pytest.raises(AssertionError) as caught:
-        run(command, cluster, RANK="0", WORLD_SIZE="1")
+        run(["srun", "-n2", "-N1", *PRINT], cluster, RANK="0", WORLD_SIZE="1")
     assert str(caught.value).count("contradict each other") >= 1
     assert seen(str(caught.value)) == []

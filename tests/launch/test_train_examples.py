@@ -141,9 +141,7 @@ def test_a_host_that_joins_makes_a_larger_job_that_goes_on_by_itself(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [[2], pytest.param([4, 2], marks=pytest.mark.soak)], ids=str)
-def test_the_batch_script_trains_on_the_tasks_of_two_nodes_and_goes_on_with_others(
-    ranks: list[int], tmp_path: Path
-) -> None:
+def test_the_batch_script_trains_on_two_nodes_and_resumes(ranks: list[int], tmp_path: Path) -> None:
     need("srun")
     folder, out = tmp_path / "run", tmp_path / "out"
     place = {"MASTER_ADDR": "127.0.0.1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -167,16 +165,8 @@ def test_the_script_trains_under_mpi_and_goes_on_with_more_ranks(launcher: str, 
     need(launcher)
     folder = tmp_path / "run"
     for ranks, epochs in ((2, 1), (3, 2)):
-        words = [
-            *LAUNCHERS[launcher],
-            "-n",
-            str(ranks),
-            sys.executable,
-            str(SCRIPT),
-            str(folder),
-            "--epochs",
-            str(epochs),
-        ]
+        script = [sys.executable, str(SCRIPT), str(folder), "--epochs", str(epochs)]
+        words = [*LAUNCHERS[launcher], "-n", str(ranks), *script]
         run(words, timeout=250, MASTER_PORT=str(jobs.free_port()))
     assert [ranks for _, ranks in starts(folder)] == [2, 3]
     check_read_once(folder, 2)

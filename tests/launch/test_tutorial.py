@@ -14,9 +14,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.soak
-def test_a_reader_kills_the_job_and_resumes_on_three_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tutorial_resumes_on_three_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = ROOT / "docs" / "tutorial.md"
     program, files = program_of(page)
     commands = re.findall(r"^ +torchrun --nproc-per-node=(\d) train.py$", page.read_text(), re.MULTILINE)

@@ -3,12 +3,10 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.launch.slurm import slurm
 from tests.launch.test_topology_launchers import run
 from tests.support.launchers import MPICH, OPENMPI, need
 
@@ -23,13 +21,6 @@ LAUNCH = {
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[dict[str, str]]:
-    need("srun")
-    with slurm(nodes=2, cpus=4) as environ:
-        yield environ
-
-
-@pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = ({"id": i, "x": np.zeros(i % 4)} for i in range(600))
     folder = tmp_path_factory.mktemp("ranks")
@@ -38,7 +29,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich", pytest.param("srun", marks=pytest.mark.slow)])
-def test_three_ranks_pack_one_data_set(
+def test_three_ranks_write_one_data_set(
     launcher: str, source: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     need(launcher)

@@ -275,7 +275,8 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         if one.is_nested:
             return same(list(one.unbind()), list(other.unbind()))
-        return one.dtype == other.dtype and torch.equal(one, other)
+        dense = (one.to_dense(), other.to_dense()) if one.is_sparse else (one, other)
+        return one.dtype == other.dtype and torch.equal(*dense)
     if isinstance(one, np.ndarray):
         return bool(np.array_equal(one, other))
     if isinstance(one, dict):

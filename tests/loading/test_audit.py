@@ -164,9 +164,7 @@ def test_a_report_is_small_whatever_it_counted() -> None:
     assert max(len(pickle.dumps(report(size=size, batch_size=1))) for size in (10, 5000)) < 2048
 
 
-def test_processes_that_each_take_themselves_for_the_only_rank_are_found_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_processes_that_each_claim_to_be_the_only_rank_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
@@ -255,9 +253,7 @@ FEWER: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", FEWER, ids=range(len(FEWER)))
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_a_function_that_drops_rows_is_an_error_in_every_engine(
-    engine: dict[str, Any], options: dict[str, Any]
-) -> None:
+def test_a_function_that_drops_rows_is_an_error(engine: dict[str, Any], options: dict[str, Any]) -> None:
     loader = feed(size=50, batch_size=12, shuffle=False, **options, **engine)
     name = "batch_transform" if "batch_transform" in options else "collate_fn"
     with pytest.raises(TransformError, match=f"{name} returned a batch that lacks rows") as caught:
@@ -288,7 +284,7 @@ PROVEN: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", PROVEN, ids=range(len(PROVEN)))
 @pytest.mark.parametrize("tail", ["even", "pad"])
-def test_batches_that_have_a_row_or_an_id_for_each_sample_are_proven(
+def test_batches_with_a_row_or_id_for_each_sample_are_proven(
     options: dict[str, Any], tail: str, tmp_path: Path
 ) -> None:
     options = {"batch_size": 12, "tail": tail, **options}

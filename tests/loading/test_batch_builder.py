@@ -24,19 +24,16 @@ from rankfeed.topology import Topology
 
 
 def builder(**options: Any) -> BatchBuilder:
-    usual: dict[str, Any] = {
+    functions = dict.fromkeys(("columns", "transform", "batch_transform", "collate_fn"))
+    usual = {
         "source": Memory(40),
-        "columns": None,
-        "transform": None,
-        "batch_transform": None,
-        "collate_fn": None,
         "ragged": "pad",
         "pad_to": 1,
         "seed": 5,
         "id_column": "id",
         "seed_globals": True,
     }
-    return BatchBuilder(**{**usual, **options})
+    return BatchBuilder(**{**functions, **usual, "seed_globals": True, **options})
 
 
 def schedule(**options: Any) -> Schedule:
@@ -59,7 +56,7 @@ def test_steps_made_in_any_order_and_twice_are_the_same(order: list[int]) -> Non
 @pytest.mark.parametrize("tail", ["even", "drop", "pad"])
 @pytest.mark.parametrize("stride", [1, 3])
 @pytest.mark.parametrize("columns", [None, ["y", "x", "tokens"], ["point"]])
-def test_small_batches_that_are_built_several_at_once_are_those_built_alone(
+def test_batches_built_together_are_those_built_alone(
     tail: Any, stride: int, columns: list[str] | None, tmp_path: Path
 ) -> None:
     rows = [

@@ -114,7 +114,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_reading_ahead_ends_some_steps_after_one_that_waited(
+def test_reading_ahead_ends_some_steps_later(
     folder: Path, advised: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rankfeed.loading.row_lookup._COLD_STEPS", 20)

@@ -114,7 +114,7 @@ def backwards(batch: dict[str, Any]) -> dict[str, Any]:
 @every_engine
 @pytest.mark.parametrize("transform", [None, dict], ids=["columns", "samples"])
 @pytest.mark.parametrize("size", [3, 120_000])  # also of less and more than what is sent by pickle from workers
-def test_byte_strings_are_views_of_one_buffer(
+def test_byte_strings_are_views_of_a_buffer(
     engine: dict[str, Any], transform: Any, size: int, tmp_path: Path
 ) -> None:
     source = write(
@@ -173,17 +173,6 @@ def _longest(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {"longest": max(len(each["tokens"]) for each in samples)}
 
 
-@every_engine
-@pytest.mark.parametrize("options", [{"id_column": "id"}, {"id_column": None, "tail": "pad"}], ids=["id", "pad"])
-def test_a_column_that_cannot_be_in_a_batch_is_an_error(engine: dict[str, Any], options: dict[str, Any]) -> None:
-    with pytest.raises(errors.TransformError, match=r"(?s)cannot be added to a batch.*rank 0, epoch 0, step 0"):
-        next(iter(feed(collate_fn=_number, **options, **engine)))
-
-
-def _number(samples: list[Any]) -> int:
-    return len(samples)
-
-
 def test_a_step_with_stand_in_rows_that_cannot_be_masked_is_refused_on_every_rank() -> None:
     state = encode_state(Cursor(0, 9, 3), {"samples": 10, "shuffle": "none", "seed": 0, "lanes": 1}, "")
     for rank in range(3):  # rank 2 has a sample, the others stand-ins: all must stop
@@ -203,30 +192,6 @@ def test_every_rank_has_the_mask_at_a_step_with_stand_in_rows() -> None:
         loader.load_state_dict(state)
         masks += [batch["valid"].tolist() for batch in loader]
     assert masks == [[False], [False], [True]]
-
-
-@every_engine
-def test_names_that_a_transform_makes_and_the_loader_needs_are_refused(engine: dict[str, Any]) -> None:
-    for transform, options in (
-        (_with_lengths, {}),
-        (_with_id, {}),
-        (_with_valid, {"tail": "pad"}),
-    ):
-        with pytest.raises(errors.TransformError, match=r"(?s)name.*step 0"):
-            next(iter(feed(transform=transform, **options, **engine)))
-    assert "valid" in next(iter(feed(transform=_with_valid, **engine)))
-
-
-def _with_lengths(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"tokens_lengths": 1, **sample}
-
-
-def _with_id(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "id": 1}
-
-
-def _with_valid(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "valid": 1}
 
 
 def test_keys_whose_lengths_would_have_one_name_are_refused() -> None:

@@ -63,7 +63,7 @@ def test_a_busy_gpu_does_not_receive_the_next_batch_in_place_of_this_one(engine:
 
 @pytest.mark.parametrize("size", [16, 4096])
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_rows_of_files_that_are_copied_several_steps_at_once(
+def test_rows_of_files_that_are_copied_for_several_steps(
     engine: dict[str, Any], size: int, tmp_path: Path
 ) -> None:
     rows = ({"x": np.full(size, i, np.float32), "r": np.full(i % 9, i)} for i in range(3000))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, namedtuple
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.loading.feeds import ENGINES, NAMES, Memory, ReusedOutput, Wrapped, same
+from tests.loading.feeds import ENGINES, NAMES, Memory, Pair, ReusedOutput, Wrapped, same
 from torch.utils.data import Dataset
 
 import rankfeed as rf
@@ -129,19 +129,10 @@ def test_types_that_differ_meet_in_one_that_holds_both(values: list[Any], dtype:
 @pytest.mark.parametrize(
     "values",
     [
-        [2**53 + 1, 0.5],
-        [[2**53 + 1, 0.5], [1.5]],
-        [np.array([2**53 + 1]), np.array([0.5])],
-        [-1, 2**63 + 1],
-        [[-1, 2**63 + 1], [1]],
-        [2**70, 1],
-        [[2**70], [1]],
-        [np.longdouble(1) / 3, np.longdouble(2)],
-        [np.ones(2, np.longdouble), np.ones(2)],
-        [1, "a"],
-        [None, 1],
-        [{"a": 1}, {"b": 1}],
-        [(1, 2, "a"), (1, "a")],
+        *([2**53 + 1, 0.5], [[2**53 + 1, 0.5], [1.5]], [np.array([2**53 + 1]), np.array([0.5])]),
+        *([-1, 2**63 + 1], [[-1, 2**63 + 1], [1]], [2**70, 1], [[2**70], [1]]),
+        *([np.longdouble(1) / 3, np.longdouble(2)], [np.ones(2, np.longdouble), np.ones(2)], [1, "a"]),
+        *([None, 1], [{"a": 1}, {"b": 1}], [(1, 2, "a"), (1, "a")]),
     ],
     ids=str,
 )
@@ -179,9 +170,7 @@ def test_values_that_nothing_holds_together_are_refused_before_the_first_step(va
     ],
     ids=str,
 )
-def test_a_later_sample_that_does_not_fit_is_named(
-    engine: dict[str, Any], odd: Any, usual: Any, said: str
-) -> None:
+def test_a_later_sample_that_differs_is_named(engine: dict[str, Any], odd: Any, usual: Any, said: str) -> None:
     loader = rf.Loader(rf.from_dataset(Made(but(OTHER, odd, usual))), 4, **engine)
     with pytest.raises(SourceError, match=said) as caught:
         list(loader)
@@ -212,9 +201,6 @@ def test_arrays_that_differ_in_other_dimensions_are_lists_or_refused() -> None:
         next(iter(rf.Loader(rf.from_dataset(Made(int)), 4, transform=shaped)))
     batch = next(iter(rf.Loader(rf.from_dataset(Made(shaped)), 4, ragged="list")))
     assert [each.shape for each in batch["x"]] == [(1, 1), (2, 2), (3, 1), (1, 2)]
-
-
-Pair = namedtuple("Pair", ["image", "words"])
 
 
 @every_engine
@@ -401,9 +387,7 @@ def test_the_first_batch_fixes_the_fields_of_a_stream(engine: dict[str, Any]) ->
 
 @every_engine
 @pytest.mark.parametrize("transform", [None, lambda sample: {"x": sample["x"]}], ids=["plain", "transform"])
-def test_ranks_that_read_one_stream_by_themselves_fix_the_same_fields(
-    engine: dict[str, Any], transform: Any
-) -> None:
+def test_ranks_that_read_one_stream_alone_fix_the_same_fields(engine: dict[str, Any], transform: Any) -> None:
     def odd_ranks(index: int) -> dict[str, Any]:
         return {"x": [0.5] if index % 2 else [] if index else [1]}
 
@@ -502,9 +486,7 @@ class Refilled(Dataset[Any]):
 
 @every_engine
 @pytest.mark.parametrize("stream", [False, True], ids=["dataset", "stream"])
-def test_arrays_that_are_filled_again_for_each_sample_keep_what_they_held(
-    engine: dict[str, Any], stream: bool
-) -> None:
+def test_arrays_that_are_filled_again_for_each_sample_are_copied(engine: dict[str, Any], stream: bool) -> None:
     source: Any = rf.from_iterable(lambda: iter(Refilled())) if stream else rf.from_dataset(Refilled())
     if engine.get("num_workers", 0) > 1 and engine.get("worker_kind", "thread") == "thread" and not stream:
         engine = {**engine, "num_workers": 1}  # two threads would fill the array at once
@@ -523,9 +505,7 @@ def in_place(sample: dict[str, Any]) -> dict[str, Any]:
 
 @every_engine
 @pytest.mark.parametrize("wrap", [rf.from_dataset, rf.from_iterable], ids=["dataset", "stream"])
-def test_a_transform_that_changes_its_sample_in_place_changes_no_sample_of_the_user(
-    engine: dict[str, Any], wrap: Any
-) -> None:
+def test_a_transform_that_works_in_place_changes_no_sample_of_the_user(engine: dict[str, Any], wrap: Any) -> None:
     samples: list[Any] = [
         {"x": np.full(3, float(i)), "list": [i], "y": i, "inner": {"t": torch.tensor([i])}} for i in range(20)
     ]
@@ -543,9 +523,7 @@ def test_a_transform_that_changes_its_sample_in_place_changes_no_sample_of_the_u
 @pytest.mark.parametrize("engine", [ENGINES[0], ENGINES[1], ENGINES[3]], ids=[NAMES[0], NAMES[1], NAMES[3]])
 @pytest.mark.parametrize("kind", ["array", "view", "tensor", "list", "dict"])
 @pytest.mark.parametrize("source", ["columns", "dataset", "stream"])
-def test_a_transform_that_uses_the_memory_of_its_result_again(
-    source: str, kind: str, engine: dict[str, Any]
-) -> None:
+def test_a_transform_that_reuses_the_memory_of_its_result(source: str, kind: str, engine: dict[str, Any]) -> None:
     sources: dict[str, Any] = {
         "columns": Memory(20),
         "dataset": Wrapped([{"y": number * 10} for number in range(20)]),

@@ -85,9 +85,7 @@ def test_a_rank_that_is_known_travels_to_where_nothing_is(make: Any, monkeypatch
 
 
 @each_kind
-def test_a_rank_of_a_group_travels_to_any_process_that_it_starts(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_of_a_group_travels_to_processes_it_starts(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     become(monkeypatch, 0, 1)
     feed = make()
     with in_group(1, 4):
@@ -123,40 +121,19 @@ def test_ranks_that_one_task_starts_stand_where_their_own_group_says(
 
 
 @each_kind
-def test_ranks_that_are_forked_or_spawned_find_what_their_own_environment_says(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_are_started_read_their_environment(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    unasked = pickle.dumps(make())  # as torch.multiprocessing.spawn does it, from a process that is no rank
     become(monkeypatch, 0, 1)
     feed = make()
+    assert iter(feed) is not None
     assert place(feed) == (0, 1)
     travelled = pickle.dumps(feed)
     become(monkeypatch, 1, 2)
-    assert place(feed) == (0, 1)
+    assert place(feed) == (0, 1), "a process looks once"
+    assert place(pickle.loads(unasked)) == (1, 2)
     elsewhere(monkeypatch)
     assert place(pickle.loads(travelled)) == (1, 2)
     assert place(feed) == (1, 2)
-
-
-@each_kind
-def test_ranks_started_with_a_pickle_of_it_find_their_own(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    travelled = pickle.dumps(make())  # as torch.multiprocessing.spawn does it, from a process that is no rank
-    shares = []
-    for rank in range(3):
-        with monkeypatch.context() as patch:
-            become(patch, rank, 3)
-            topology = pickle.loads(travelled).topology
-            shares.append((topology.rank, topology.world_size))
-    assert shares == [(0, 3), (1, 3), (2, 3)]
-
-
-@each_kind
-def test_it_is_found_once(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    become(monkeypatch, 1, 2)
-    feed = make()
-    assert iter(feed) is not None
-    assert feed.topology.rank == 1
-    become(monkeypatch, 0, 2)
-    assert feed.topology.rank == 1
 
 
 @each_kind

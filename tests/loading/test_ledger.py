@@ -35,9 +35,7 @@ def said(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_a_step_is_written_down_when_it_is_handed_over_and_not_when_it_is_made(
-    engine: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_step_is_recorded_when_it_is_delivered_not_when_built(engine: dict[str, Any], tmp_path: Path) -> None:
     loader = rf.Loader(Memory(40), 4, audit=tmp_path, columns=["y"], **engine)
     batches = iter(loader)
     for count in range(1, 6):

@@ -118,9 +118,7 @@ def test_a_datasets_own_random_numbers_are_seeded_for_each_sample(engine: dict[s
     ids=["transform", "batch_transform", "collate_fn", "keyed", "none"],
 )
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_iterating_leaves_the_global_generators_of_the_training_process_alone(
-    options: dict[str, Any], engine: dict[str, Any]
-) -> None:
+def test_iterating_leaves_the_global_generators_alone(options: dict[str, Any], engine: dict[str, Any]) -> None:
     if engine.get("worker_kind", "thread") == "thread" and engine["num_workers"]:
         options = {}  # threads share the generators with everybody, which is documented
 
@@ -178,12 +176,8 @@ def _scaled(sample: Any, scale: float = 2.0) -> Any:
 @pytest.mark.parametrize(
     ("function", "wants"),
     [
-        (_Callable(), True),
-        (_optional, True),
-        (_scaled, False),
-        (lambda *samples: samples, False),
-        (torch.nn.Identity(), False),
-        (dict, False),
+        *((_Callable(), True), (_optional, True), (_scaled, False), (lambda *samples: samples, False)),
+        *((torch.nn.Identity(), False), (dict, False)),
     ],
 )
 def test_a_transform_gets_a_generator_if_it_asks_for_one(function: Any, wants: bool) -> None:
@@ -198,9 +192,7 @@ def test_looking_at_a_dataset_leaves_the_global_generators_alone() -> None:
     assert (float(torch.rand(())), float(np.random.rand()), random.random()) == expected
 
 
-def test_threads_read_and_set_the_state_of_torchs_generator_one_after_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_threads_use_the_state_of_torchs_generator_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     inside, at_once = Counter[str](), Counter[str]()
 
     def alone(function: Any) -> Any:

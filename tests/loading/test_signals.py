@@ -205,9 +205,7 @@ def test_what_a_handler_that_replaces_itself_raises_reaches_the_caller() -> None
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_what_a_timer_raises_reaches_the_caller(
-    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_a_timer_reach_the_caller(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rf.write(
         ({"x": np.full(512, i), "r": np.arange(i % 50)} for i in range(3000)), tmp_path / "data", progress=False
     )

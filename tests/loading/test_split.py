@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from collections import Counter
 from typing import Any
 
@@ -18,9 +17,7 @@ from rankfeed.topology import Topology
 
 
 @given(st.integers(0, 80), st.integers(1, 5), st.integers(1, 4))
-def test_every_item_once_and_totals_of_ranks_differ_by_at_most_one(
-    items: int, world_size: int, num_workers: int
-) -> None:
+def test_every_item_once_and_nearly_equal_totals(items: int, world_size: int, num_workers: int) -> None:
     totals, everything = [], Counter[int]()
     for topology in ranks(world_size):
         mine: list[int] = []
@@ -55,16 +52,6 @@ def test_persistent_workers_share_the_items_anew_each_epoch() -> None:
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
     for _ in range(2):
         assert sorted(loader) == [1, 3, 5, 7, 9]
-
-
-def test_the_rank_is_found_when_iteration_starts_and_travels(monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = split(range(6))
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    travelled = pickle.dumps(dataset)
-    monkeypatch.delenv("RANK")
-    monkeypatch.delenv("WORLD_SIZE")
-    assert list(pickle.loads(travelled)) == [1, 4]
 
 
 def test_it_can_be_iterated_again_and_does_not_read_ahead() -> None:

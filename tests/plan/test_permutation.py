@@ -44,12 +44,6 @@ def test_every_index_comes_up_once_for_any_size_and_key(n: int, seed: int) -> No
     assert is_bijection(permutation(np.arange(n), n, Key.of(seed)))
 
 
-@pytest.mark.soak
-def test_every_index_comes_up_once_for_every_size_up_to_20_000() -> None:
-    for n in range(1, 20_001):
-        assert is_bijection(permutation(np.arange(n), n, Key.of("soak", n % 7))), n
-
-
 @pytest.mark.parametrize("bits", range(24, 63, 2))
 @pytest.mark.parametrize("offset", [-1, 0, 1, 12_345])
 def test_sampled_indices_of_huge_sizes_stay_distinct_and_inside(bits: int, offset: int) -> None:
@@ -235,9 +229,7 @@ MAKERS = [by_key, by_tweak, by_numpy]
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("n", range(2, 7))
-def test_all_orders_of_a_few_are_equally_likely(
-    n: int, make: Callable[[int, int], Orders], thorough: bool
-) -> None:
+def test_all_orders_of_few_are_equally_likely(n: int, make: Callable[[int, int], Orders], thorough: bool) -> None:
     every = math.factorial(n)
     orders = make(n, ({6: 15} if thorough else {5: 20, 6: 8}).get(n, 50) * every)
     counts = Counter(map(tuple, orders.tolist()))
@@ -254,17 +246,6 @@ def test_small_shuffles_are_as_good_as_those_of_numpy(
         assert statistic(make(n, 120_000 // n)) < LIMIT, n
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("make", [by_tweak, by_numpy])
-def test_small_shuffles_are_as_good_as_those_of_numpy_over_millions(
-    make: Callable[[int, int], Orders],
-) -> None:
-    for n in range(3, 301, 9):
-        orders = make(n, 3_000_000 // n)
-        for statistic in (position_by_value, differences, ascents, serial_correlation):
-            assert statistic(orders) < LIMIT + 0.5, (n, statistic)
-
-
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("statistic", [differences, ascents, serial_correlation])
 @pytest.mark.parametrize("n", [1_000, 1_025, 5_000, 65_535, 65_537, 100_003])
@@ -276,9 +257,7 @@ def test_large_shuffles_are_as_good_as_those_of_numpy(
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("n", [10_000, 65_537, 100_003])
-def test_every_part_of_the_order_comes_from_all_parts_of_the_data(
-    n: int, make: Callable[[int, int], Orders]
-) -> None:
+def test_every_part_of_an_order_is_from_all_parts_of_the_data(n: int, make: Callable[[int, int], Orders]) -> None:
     parts = 16
     orders = make(n, max(3, 200_000 // n))
     squares = orders * parts // n + parts * (np.arange(n) * parts // n)

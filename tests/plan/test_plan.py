@@ -84,7 +84,7 @@ def test_every_sample_once_around_powers_of_two(shuffle: Any, n: int) -> None:
 @pytest.mark.parametrize("window", [1, 1000, 65536, 2**61])
 @pytest.mark.parametrize("shuffle", KINDS)
 @pytest.mark.parametrize("n", [2**53 + 1, 10**18 + 9, MAX_SIZE - 1, MAX_SIZE])
-def test_sampled_positions_of_the_largest_plans_stay_distinct_and_inside(
+def test_positions_of_the_largest_plans_stay_distinct_and_inside(
     n: int, shuffle: Any, window: int, lanes: int
 ) -> None:
     plan = Plan(n, shuffle=shuffle, window=window, lanes=lanes)
@@ -115,9 +115,7 @@ def test_without_shuffling_samples_come_as_they_lie() -> None:
 
 
 @given(blocks=BLOCKS, shuffle=st.sampled_from(KINDS), lanes=st.integers(1, 50), window=st.integers(1, 99))
-def test_a_lane_is_an_equal_stretch_of_the_line_that_one_lane_reads(
-    blocks: list[int], shuffle: Any, lanes: int, window: int
-) -> None:
+def test_a_lane_is_an_equal_part_of_the_line(blocks: list[int], shuffle: Any, lanes: int, window: int) -> None:
     n = sum(blocks)
     # With windows of one sample nothing is mixed inside them: the line itself.
     line = order(Plan(blocks, shuffle=shuffle, seed=3, window=1).with_order(1))
@@ -144,9 +142,7 @@ def test_the_line_is_whole_blocks_in_another_order_each_from_some_row_on(blocks:
 
 
 @given(blocks=BLOCKS, lanes=st.integers(1, 9), window=st.integers(1, 99))
-def test_samples_move_only_inside_windows_of_about_the_asked_size(
-    blocks: list[int], lanes: int, window: int
-) -> None:
+def test_samples_move_only_inside_windows_of_their_size(blocks: list[int], lanes: int, window: int) -> None:
     n = sum(blocks)
     straight = Plan(blocks, shuffle="window", window=1).with_order(1)
     line = {sample: place for place, sample in enumerate(order(straight))}
@@ -246,25 +242,9 @@ def test_positions_and_blocks_may_have_any_whole_dtype(shuffle: Any, dtype: str)
 @pytest.mark.parametrize(
     "positions",
     [
-        -1,
-        10,
-        [0, 10],
-        [0, -1],
-        2**63,
-        2**64 - 1,
-        [2**64],
-        -(2**63),
-        0.0,
-        [1.0],
-        [True],
-        ["1"],
-        [None],
-        [[0], [1, 2]],
-        np.array([1], object),
-        np.array([float("nan")]),
-        np.array(["2020-01-01"], "M8[D]"),
-        {0},
-        {0: 1},
+        *(-1, 10, [0, 10], [0, -1], 2**63, 2**64 - 1, [2**64], -(2**63), 0.0, [1.0], [True], ["1"], [None]),
+        *([[0], [1, 2]], np.array([1], object), np.array([float("nan")]), np.array(["2020-01-01"], "M8[D]")),
+        *({0}, {0: 1}),
     ],
     ids=repr,
 )
@@ -325,19 +305,9 @@ def test_blocks_that_make_no_plan_are_refused(shuffle: Any, blocks: Any) -> None
 @pytest.mark.parametrize(
     "options",
     [
-        {"shuffle": "blocks"},
-        {"shuffle": True},
-        {"shuffle": None},
-        {"shuffle": ["none"]},
-        {"seed": 1.0},
-        {"seed": None},
-        {"window": 0},
-        {"window": -1},
-        {"window": 2.5},
-        {"lanes": 0},
-        {"lanes": 2**64},
-        {"lanes": True},
-        {"lanes": None},
+        *({"shuffle": "blocks"}, {"shuffle": True}, {"shuffle": None}, {"shuffle": ["none"]}, {"seed": 1.0}),
+        *({"seed": None}, {"window": 0}, {"window": -1}, {"window": 2.5}, {"lanes": 0}, {"lanes": 2**64}),
+        *({"lanes": True}, {"lanes": None}),
     ],
     ids=repr,
 )
@@ -403,15 +373,8 @@ BASE: dict[str, Any] = {"blocks": [5, 5, 10], "shuffle": "window", "seed": 1, "w
 @pytest.mark.parametrize(
     "change",
     [
-        {"blocks": [5, 10, 5]},
-        {"blocks": [5, 5, 11]},
-        {"blocks": [5, 5, 10, 0]},
-        {"blocks": 20},
-        {"shuffle": "global"},
-        {"shuffle": "none"},
-        {"seed": 2},
-        {"window": 5},
-        {"lanes": 1},
+        *({"blocks": [5, 10, 5]}, {"blocks": [5, 5, 11]}, {"blocks": [5, 5, 10, 0]}, {"blocks": 20}),
+        *({"shuffle": "global"}, {"shuffle": "none"}, {"seed": 2}, {"window": 5}, {"lanes": 1}),
     ],
     ids=str,
 )
@@ -474,23 +437,15 @@ def test_the_order_is_the_one_that_was_first_released(shuffle: Any, lanes: int, 
     assert order(plan, epoch=1) == expected
 
 
+FAR_POSITIONS = [0, 1, 2, 10**9, 10**12 - 1]
+
+
 def test_the_order_of_a_trillion_is_the_one_that_was_first_released() -> None:
-    positions = [0, 1, 2, 10**9, 10**12 - 1]
-    assert Plan(10**12, seed=5).sample_ids(1, positions).tolist() == [
-        947174574738,
-        288543916434,
-        300561310602,
-        799614988616,
-        92613703839,
-    ]
+    ids = [947174574738, 288543916434, 300561310602, 799614988616, 92613703839]
+    assert Plan(10**12, seed=5).sample_ids(1, FAR_POSITIONS).tolist() == ids
     plan = Plan(10**12, shuffle="window", seed=5, lanes=64).with_order(1)
-    assert plan.sample_ids(1, positions).tolist() == [
-        433688519413,
-        807416554623,
-        594035583733,
-        904421871659,
-        863116874671,
-    ]
+    ids = [433688519413, 807416554623, 594035583733, 904421871659, 863116874671]
+    assert plan.sample_ids(1, FAR_POSITIONS).tolist() == ids
     assert plan.fingerprint == "aa4f9b78af9b9e809270fee93d6e1cfe"
 
 
@@ -503,29 +458,17 @@ def test_the_order_of_a_trillion_is_the_one_that_was_first_released() -> None:
         (64, [13, 8, 5, 2, 12, 7, 1, 3, 10, 6, 4, 9, 11, 0]),
     ],
 )
-def test_the_second_version_of_the_windowed_order_is_the_one_that_was_released(
-    lanes: int, expected: list[int]
-) -> None:
+def test_version_2_of_the_windowed_order_is_the_one_that_was_released(lanes: int, expected: list[int]) -> None:
     assert order(Plan(PINNED_BLOCKS, shuffle="window", seed=5, window=5, lanes=lanes), epoch=1) == expected
 
 
-def test_the_second_version_of_the_order_of_a_trillion_is_the_one_that_was_released() -> None:
+def test_version_2_of_the_order_of_a_trillion_is_the_one_that_was_released() -> None:
     plan = Plan(10**12, shuffle="window", seed=5, lanes=64)
-    assert plan.sample_ids(1, [0, 1, 2, 10**9, 10**12 - 1]).tolist() == [
-        902145769610,
-        494853704858,
-        594329678903,
-        152782063494,
-        522940770504,
-    ]
+    ids = [902145769610, 494853704858, 594329678903, 152782063494, 522940770504]
+    assert plan.sample_ids(1, FAR_POSITIONS).tolist() == ids
     assert plan.fingerprint == "52d6c029a1a9bf97865e976a7785673c"
-    topology = Topology(rank=5, world_size=16)
-    assert Schedule(plan, batch_size=4, topology=topology, epoch=1).batch(3).tolist() == [
-        745254023799,
-        440452341976,
-        988899490639,
-        832930836118,
-    ]
+    schedule = Schedule(plan, batch_size=4, topology=Topology(rank=5, world_size=16), epoch=1)
+    assert schedule.batch(3).tolist() == [745254023799, 440452341976, 988899490639, 832930836118]
 
 
 @pytest.mark.parametrize("version", [0, 3, -1, "2", None, 1.5])

@@ -5,7 +5,6 @@ import os
 import pty
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.environ import of_no_launcher
 from tests.support.prepared import build, control
 
 import rankfeed as rf
@@ -30,22 +30,6 @@ from rankfeed.prepare.wait import WaitReporter
 from rankfeed.storage import lease
 from rankfeed.storage.failure import Failure, write_failure
 from rankfeed.storage.lease import LeaseOwner
-
-
-def test_many_threads_at_once_build_once(path: Path) -> None:
-    built: Counter[str] = Counter()
-
-    def slow(staging: Path) -> None:
-        built["times"] += 1
-        time.sleep(0.2)
-        build(staging)
-
-    with ThreadPoolExecutor(12) as pool:
-        found = list(pool.map(lambda _: rf.prepare_once(path, slow), range(12)))
-    assert found == [path] * 12
-    assert built == Counter({"times": 1})
-    assert (path / "sub" / "b.txt").read_text() == "bb"
-    assert changed_files(path) == []
 
 
 def test_another_key_replaces_what_is_there_and_open_files_stay_readable(path: Path) -> None:
@@ -135,52 +119,41 @@ def test_a_failing_build_is_tried_again_in_a_new_folder(path: Path) -> None:
     assert seen == [[], [], []]
 
 
-def test_a_build_that_fails_for_good_fails_everybody_with_its_error(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("no such column"), "KeyError: 'no such column'"),
+        (SystemExit(7), "SystemExit: 7"),
+        (SystemExit(0), "SystemExit: 0"),
+    ],
+    ids=str,
+)
+def test_a_build_that_fails_is_an_error_of_all_processes(error: BaseException, said: str, path: Path) -> None:
     built: Counter[str] = Counter()
 
     def fails(staging: Path) -> None:
         built["times"] += 1
         time.sleep(0.5)
-        raise KeyError("no such column")
+        raise error
 
     def caught(_: int) -> PrepareError:
-        with pytest.raises(PrepareError, match="KeyError: 'no such column'") as error:
+        with pytest.raises(PrepareError, match=said) as caught:
             rf.prepare_once(path, fails)
-        return error.value
+        return caught.value
 
     with ThreadPoolExecutor(6) as pool:
         errors = list(pool.map(caught, range(6)))
     assert built == Counter({"times": 1})
     assert len({str(error) for error in errors}) == 1
-    causes = Counter(type(error.__cause__) for error in errors)
-    assert causes == Counter({KeyError: 1, RemoteTraceback: 5})
+    causes = Counter(type(caught.__cause__) for caught in errors)
+    assert causes == Counter({type(error): 1, RemoteTraceback: 5})
     assert all("in fails" in str(e.__cause__) for e in errors if isinstance(e.__cause__, RemoteTraceback))
     assert not path.exists()
     assert not list(control(path).glob("build-*"))
+    with pytest.raises(PrepareError, match=said), rf.prepare_once(path):
+        raise error
     rf.prepare_once(path, build)  # another launch builds again, and nothing is left
     assert not control(path).exists()
-
-
-@pytest.mark.parametrize("status", [7, 0])
-def test_a_builder_that_calls_sys_exit_fails_everybody(path: Path, status: int) -> None:
-    built: Counter[str] = Counter()
-
-    def exits(staging: Path) -> None:
-        built["times"] += 1
-        time.sleep(0.2)
-        sys.exit(status)
-
-    def caught(_: int) -> str:
-        with pytest.raises(PrepareError, match=f"SystemExit: {status}") as error:
-            rf.prepare_once(path, exits)
-        return str(error.value)
-
-    with ThreadPoolExecutor(3) as pool:
-        assert len(Counter(pool.map(caught, range(3)))) == 1
-    assert built == Counter({"times": 1})
-    assert not path.exists()
-    with pytest.raises(PrepareError, match="SystemExit: 3"), rf.prepare_once(path):
-        sys.exit(3)
 
 
 def test_a_child_that_the_body_forks_may_exit(path: Path) -> None:
@@ -201,80 +174,54 @@ def test_a_child_that_the_body_forks_may_exit(path: Path) -> None:
 
 LAUNCHED = """\
 import sys, time, rankfeed as rf
-def build(staging): print('building', flush=True); raise ValueError('broken')
-sys.stdin.readline()
-for _ in range(2):
-    try: rf.prepare_once(sys.argv[1], build)
-    except rf.errors.PrepareError as error: print(error.summary, flush=True)
-"""
-
-
-def test_late_comers_of_a_launch_get_its_error_without_building_and_the_next_launch_builds(path: Path) -> None:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-
-    def start(step: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", LAUNCHED, str(path)],
-            env={**environ, "SLURM_JOB_ID": "5", "SLURM_STEP_ID": step, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def said(process: subprocess.Popen[str]) -> list[str]:
-        return process.communicate("\n", timeout=60)[0].splitlines()
-
-    failed = "preparing the data failed: ValueError: broken"
-    first, late, other = start("0"), start("0"), start("1")
-    # Each call is an attempt of its own; the second process comes late to both of them.
-    assert said(first) == ["building", failed] * 2
-    assert said(late) == [failed] * 2
-    assert said(other) == ["building", failed] * 2
-    # A launch of the same name that began when all was over is not to suffer for it.
-    assert said(start("0")) == ["building", failed] * 2
-
-
-def test_processes_that_are_told_a_rank_and_an_address_alone_are_one_launch(path: Path) -> None:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-
-    def start(rank: str, port: str) -> subprocess.Popen[str]:
-        job = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": port}
-        return subprocess.Popen(
-            [sys.executable, "-c", LAUNCHED, str(path)],
-            env={**environ, **job},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    first, late, other = start("0", "5000"), start("1", "5000"), start("1", "5001")
-    failed = "preparing the data failed: ValueError: broken"
-    told = [each.communicate("\n", timeout=60)[0].splitlines() for each in (first, late, other)]
-    assert told == [["building", failed] * 2, [failed] * 2, ["building", failed] * 2]
-
-
-RANK = """\
-import os, sys, time, rankfeed as rf
 ahead, true = float(sys.argv[2]), time.time
 time.time = lambda: true() + ahead
 def build(staging): print('building', flush=True); raise ValueError('broken')
 print('on', flush=True)
 sys.stdin.readline()
-try: rf.prepare_once(sys.argv[1], build)
-except rf.errors.PrepareError as error: print(error.summary, flush=True)
+for _ in range(2):
+    try: rf.prepare_once(sys.argv[1], build)
+    except rf.errors.PrepareError as error: print(error.summary, flush=True)
 """
+STEP = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
+ADDRESS = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "5000"}
+#: As of `torchrun --rdzv-id=nightly`, of which there is a launch every night.
+NIGHTLY = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "TORCHELASTIC_RUN_ID": "nightly",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+Started = tuple[dict[str, str], int, bool]
+# case: processes that start together, and those that start when all is over: variables, seconds that the clock is
+# ahead, whether the process builds
+LAUNCHES: dict[str, tuple[list[Started], list[Started]]] = {
+    "Slurm steps": (
+        [(STEP, 0, True), (STEP, 0, False), ({**STEP, "SLURM_STEP_ID": "1"}, 0, True)],
+        [(STEP, 0, True)],
+    ),
+    "a rank and an address": (
+        [(ADDRESS, 0, True), ({**ADDRESS, "RANK": "1"}, 0, False), ({**ADDRESS, "MASTER_PORT": "5001"}, 0, True)],
+        [],
+    ),
+    **{
+        f"clocks, {ahead} s and {others} s ahead": (
+            [(NIGHTLY, ahead, True), (NIGHTLY, others, False)],
+            [(NIGHTLY, others, True)],
+        )
+        for ahead, others in ((3600, 0), (0, 3600), (-3600, 3600))
+    },
+}
 
 
-@pytest.mark.parametrize(("builder", "others"), [(3600, 0), (0, 3600), (-3600, 3600)])
-def test_clocks_do_not_say_to_whom_a_failure_belongs(path: Path, builder: int, others: int) -> None:
-    """Launches of one name, as of `torchrun --rdzv-id=nightly`, on hosts whose clocks differ by an hour."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-
-    def start(ahead: int) -> subprocess.Popen[str]:
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_late_processes_of_a_launch_get_its_error_and_those_of_another_launch_build(case: str, path: Path) -> None:
+    def start(variables: dict[str, str], ahead: int, _: bool) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", RANK, str(path), str(ahead)],
-            env={**environ, **ranks, "TORCHELASTIC_RUN_ID": "nightly", "TORCHELASTIC_RESTART_COUNT": "0"},
+            [sys.executable, "-c", LAUNCHED, str(path), str(ahead)],
+            env={**of_no_launcher(), **variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -283,14 +230,13 @@ def test_clocks_do_not_say_to_whom_a_failure_belongs(path: Path, builder: int, o
         assert process.stdout.readline() == "on\n"
         return process
 
-    def said(process: subprocess.Popen[str]) -> list[str]:
-        return process.communicate("\n", timeout=60)[0].splitlines()
-
     failed = "preparing the data failed: ValueError: broken"
-    first, late = start(builder), start(others)
-    assert said(first) == ["building", failed]
-    assert said(late) == [failed]
-    assert said(start(others)) == ["building", failed]
+    for launched in LAUNCHES[case]:
+        processes = [start(*process) for process in launched]
+        # Each call is an attempt of its own; a late process comes late to both of them.
+        for process, (_, _, builds) in zip(processes, launched, strict=True):
+            said = process.communicate("\n", timeout=60)[0].splitlines()
+            assert said == (["building"] * builds + [failed]) * 2
 
 
 @pytest.mark.parametrize(
@@ -356,21 +302,10 @@ except rf.errors.PrepareError as error:
 def test_ranks_with_a_shell_each_get_the_error_of_one_build(path: Path, tmp_path: Path) -> None:
     (started := tmp_path / "started").mkdir()
     builds = tmp_path / "builds"
+    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", FAILING_RANK, path, builds, started]
     ranks = [
         subprocess.Popen(
-            [
-                "sh",
-                "-c",
-                '"$@"; exit $?',
-                "sh",
-                sys.executable,
-                "-c",
-                FAILING_RANK,
-                path,
-                builds,
-                started,
-                str(rank),
-            ],
+            [*command, str(rank)],
             env=os.environ | {"PMI_RANK": str(rank), "PMI_SIZE": "3"},
             stdout=subprocess.PIPE,
             text=True,
@@ -379,24 +314,6 @@ def test_ranks_with_a_shell_each_get_the_error_of_one_build(path: Path, tmp_path
     ]
     assert [rank.communicate(timeout=100)[0] for rank in ranks] == ["failed\n"] * 3
     assert builds.read_text() == "1"
-
-
-def test_half_a_failure_is_swept(path: Path) -> None:
-    code = (
-        "import os, signal, sys\n"
-        "from rankfeed.prepare import prepare_once\n"
-        "real = os.replace\n"
-        "def replace(source, target):\n"
-        "    if str(target).endswith('.failed'): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    real(source, target)\n"
-        "os.replace = replace\n"
-        "prepare_once(sys.argv[1], lambda staging: 1 / 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=600)
-    assert done.returncode == -signal.SIGKILL
-    assert list(control(path).glob(".tmp-*"))
-    rf.prepare_once(path, build)
-    assert not control(path).exists()
 
 
 def test_a_killed_builder_is_replaced(path: Path) -> None:
@@ -470,9 +387,7 @@ def test_one_rank_of_a_node_reports(
     assert [int(line.message.split()[1]) for line in caplog.records] == reporters
 
 
-def test_without_calls_of_linux_one_process_builds_and_a_dead_one_is_replaced(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_calls_of_linux_one_process_builds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS: no /proc, no boot id, no PID namespace."""
     for name, value in {"boot_id": "", "pid_namespace": 0, "process_start_time": -1}.items():
         monkeypatch.setattr(lease, name, lambda *_, value=value: value)
@@ -564,6 +479,8 @@ def test_an_interrupted_build_leaves_nothing(path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         rf.prepare_once(path, interrupted)
+    with pytest.raises(KeyboardInterrupt), rf.prepare_once(path) as staging:
+        interrupted(staging)  # type: ignore[arg-type]
     assert not path.exists()
     assert not control(path).exists()
 
@@ -596,20 +513,9 @@ def test_links_stay_links(path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"path": ""},
-        {"path": "/"},
-        {"path": "s3://bucket/data"},
-        {"path": 5},
-        {"scope": "world"},
-        {"retries": -1},
-        {"retries": 1.5},
-        {"timeout": -1},
-        {"timeout": float("nan")},
-        {"key": 5},
-        {"key": "\udcff"},
-        {"key": "two\nlines"},
-        {"timeout": "5"},
-        {"inputs": "raw"},
+        *({"path": ""}, {"path": "/"}, {"path": "s3://bucket/data"}, {"path": 5}, {"scope": "world"}),
+        *({"retries": -1}, {"retries": 1.5}, {"timeout": -1}, {"timeout": float("nan")}, {"key": 5}),
+        *({"key": "\udcff"}, {"key": "two\nlines"}, {"timeout": "5"}, {"inputs": "raw"}),
     ],
 )
 def test_arguments_that_cannot_be_meant(options: dict[str, Any], tmp_path: Path) -> None:

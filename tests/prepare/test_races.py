@@ -91,19 +91,36 @@ def test_a_stopped_process_on_this_host_is_not_taken_for_dead(path: Path) -> Non
     assert (path / "a").read_text() == "theirs"
 
 
-def test_a_builder_that_is_killed_when_it_has_just_committed_is_tidied_up_after(path: Path) -> None:
-    code = (
-        "import os, signal, sys\n"
-        "from rankfeed.prepare import build, prepare_once\n"
-        "build.forget_failures = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "prepare_once(sys.argv[1], lambda staging: (staging / 'a').write_text('a'))\n"
-    )
+#: Where a builder is killed, what it builds, and what is left of that.
+KILLED = {
+    "while it writes its failure": (
+        "real = os.replace\n"
+        "def replace(source, target):\n"
+        "    if str(target).endswith('.failed'): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    real(source, target)\n"
+        "os.replace = replace\n",
+        "lambda staging: 1 / 0",
+        ["a.txt", "sub"],
+    ),
+    "when it has just committed": (
+        "build.forget_failures = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n",
+        "lambda staging: (staging / 'a').write_text('a')",
+        ["a"],
+    ),
+}
+
+
+@pytest.mark.parametrize("point", KILLED)
+def test_the_files_of_a_builder_that_was_killed_are_removed_by_the_next(point: str, path: Path) -> None:
+    kill, function, left = KILLED[point]
+    code = f"import os, signal, sys\nfrom rankfeed.prepare import build, prepare_once\n{kill}"
+    code += f"prepare_once(sys.argv[1], {function})\n"
     done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=600)
     assert done.returncode == -signal.SIGKILL
     assert list(control(path).iterdir())
     rf.prepare_once(path, build)
     assert not control(path).exists()
-    assert (path / "a").read_text() == "a"
+    assert [name for name in names(path) if not name.endswith(".json")] == left
 
 
 def test_what_others_put_into_a_prepared_folder_is_not_removed_with_it(path: Path) -> None:
@@ -134,9 +151,7 @@ def test_the_failure_of_a_job_with_another_key_is_not_ours(path: Path) -> None:
     shutil.rmtree(control(path), ignore_errors=True)  # the other job's failure is kept for its late comers
 
 
-def test_a_commit_in_the_middle_of_a_look_is_no_foreign_folder(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_during_a_look_is_no_foreign_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, times = marker.read_marker, Counter[str]()
 
     def slow(folder: Path) -> Any:
@@ -222,35 +237,37 @@ def test_a_copy_of_a_prepared_folder_is_built_once(path: Path, tmp_path: Path) -
     assert built == Counter({"times": 1})
 
 
-def test_one_preparation_entered_by_many_threads_and_by_itself(path: Path) -> None:
+@pytest.mark.parametrize("as_context", [False, True], ids=["function", "context"])
+def test_many_threads_at_once_build_once(as_context: bool, path: Path) -> None:
     once, built = rf.prepare_once(path), Counter[str]()
 
-    def enter(_: int) -> None:
+    def slow(staging: Path) -> None:
+        built["times"] += 1
+        time.sleep(0.2)
+        build(staging)
+
+    def enter(_: int) -> Path:
+        if not as_context:
+            return rf.prepare_once(path, slow)
         with once as staging:
             if staging is not None:
-                built["times"] += 1
-                time.sleep(0.2)
-                build(staging)
+                slow(staging)
+        return path
 
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(enter, range(6)))
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(enter, range(12))) == [path] * 12
     assert built == Counter({"times": 1})
-    again = rf.prepare_once(path, key="2")
-    with again as staging:
-        assert staging is not None
-        build(staging)
-        with pytest.raises(PrepareError, match="deadlock: this thread"), again:
-            pass
     assert changed_files(path) == []
 
 
-def test_an_interrupted_body_leaves_nothing(path: Path) -> None:
+def test_a_preparation_inside_itself_is_a_deadlock(path: Path) -> None:
     once = rf.prepare_once(path)
-    staging = once.__enter__()
-    assert staging is not None
-    build(staging)
-    once.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert not path.exists()
+    with once as staging:
+        assert staging is not None
+        build(staging)
+        with pytest.raises(PrepareError, match="deadlock: this thread"), once:
+            pass
+    assert changed_files(path) == []
 
 
 def test_read_only_folders_are_removed_too(tmp_path: Path) -> None:
@@ -390,9 +407,7 @@ def test_a_builder_that_uses_up_the_file_handles_is_told_and_leaves_no_lease(pat
     assert name == path.name
 
 
-def test_a_failure_is_raised_though_the_lease_cannot_be_listed(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_raised_if_the_lease_cannot_be_listed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.listdir
 
     def listdir(folder: Any) -> list[str]:
@@ -412,9 +427,7 @@ def test_a_failure_is_raised_though_the_lease_cannot_be_listed(
     assert rf.prepare_once(path, build, timeout=5) == path
 
 
-def test_what_another_user_alone_can_remove_keeps_nobody_from_building(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_another_user_prevent_no_build(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half = control(path) / ".tmp-host1-7-01234567"  # of a failure, by one that was killed
     half.parent.mkdir(parents=True)
     half.touch()
@@ -432,9 +445,7 @@ def test_what_another_user_alone_can_remove_keeps_nobody_from_building(
     half.parent.rmdir()
 
 
-def test_a_folder_that_is_removed_while_it_is_made_is_made_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_removed_meanwhile_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, times = os.mkdir, iter(range(2))
 
     def mkdir(folder: Any, *args: Any, **kwargs: Any) -> None:
@@ -447,9 +458,7 @@ def test_a_folder_that_is_removed_while_it_is_made_is_made_again(
     assert rf.prepare_once(path, build) == path
 
 
-def test_a_body_that_gets_no_folder_is_a_failure_that_all_are_told(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_without_a_folder_is_a_failure_for_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fresh(_: BuildAttempt) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 

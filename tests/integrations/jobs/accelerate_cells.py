@@ -11,7 +11,6 @@ import torch
 import torch.distributed.nn  # now: once there is a group, this keeps it, and gloo's threads, to the end
 import webdataset
 from accelerate import Accelerator
-from accelerate import skip_first_batches as skipped_by_the_module
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -172,35 +171,6 @@ def load() -> Any:
     return {"state": state, "step": step, "rest": rest, "after": after, "evaluation": evaluation.epoch}
 
 
-def skip() -> Any:
-    """Skipping, with the count of reads."""
-
-    class Counted(torch.utils.data.Dataset[Any]):
-        reads = 0
-
-        def __len__(self) -> int:
-            return SAMPLES
-
-        def __getitem__(self, index: int) -> dict[str, int]:
-            Counted.reads += 1
-            return {"id": index}
-
-    accelerator = Accelerator(cpu=True)
-    loader = accelerated(rf.Loader(rf.from_dataset(Counted()), BATCH, shuffle=True), accelerator)
-    whole = [batch["id"].tolist() for batch in loader]
-    loader.set_epoch(0)
-    Counted.reads = 0
-    rest = [batch["id"].tolist() for batch in accelerator.skip_first_batches(loader, 5)]
-    reads, epoch = Counted.reads, loader.epoch
-    stock = accelerator.prepare(DataLoader(list(range(32)), batch_size=2))
-    others = sum(len(batch) for batch in accelerator.skip_first_batches(stock, 2))
-    try:
-        skipped_by_the_module(loader, 5)
-    except rf.errors.ArgumentError as error:
-        told = str(error)
-    return {"whole": whole, "rest": rest, "reads": reads, "epoch": epoch, "others": others, "told": told}
-
-
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(rf.split(range(SAMPLES)))
@@ -259,7 +229,7 @@ def dispatched() -> Any:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    jobs = (epochs, metrics, lengths, save, load, skip, wrapped, dispatched)
+    jobs = (epochs, metrics, lengths, save, load, wrapped, dispatched)
     result = {job.__name__: job for job in jobs}[JOB]()
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     (OUT / f"{JOB}-{world_size}-{rank}.json").write_text(json.dumps(result))

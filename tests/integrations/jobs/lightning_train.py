@@ -171,19 +171,9 @@ def overfit(cell: str) -> None:
     told(model, lambda: trainer(2, overfit_batches=2).fit(model, loader()))
 
 
-def epoch_end(cell: str) -> None:
-    trainer(1, saver(cell)).fit(Model(cell), loader())
-    model = Model(cell)
-    model.fit = 1
-    trainer(3).fit(model, loader(), ckpt_path=OUT / cell / f"step={STEPS}.ckpt")
-
-
 def last_batch(cell: str) -> None:
     """A checkpoint of the last step of an epoch, taken before the epoch has ended."""
     trainer(1, saver(cell, every_n_train_steps=STEPS)).fit(Model(cell), loader())
-    model = Model(cell)
-    model.fit = 1
-    trainer(2).fit(model, loader(), ckpt_path=OUT / cell / f"step={STEPS}.ckpt")
 
 
 def after_last_batch(cell: str) -> None:
@@ -255,7 +245,7 @@ def killed(cell: str) -> None:
     trainer(3, saver(cell, every_n_train_steps=2)).fit(model, loader())
 
 
-def resumed(cell: str) -> None:
+def after_killed(cell: str) -> None:
     trainer(3).fit(Model(cell), loader(), ckpt_path=OUT / "killed" / "step=2.ckpt")
 
 

@@ -4,6 +4,7 @@ Every rank writes a line for each batch that it trains on: epoch, update, ids of
 """
 
 import gc
+import itertools
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 import rankfeed as rf
 from rankfeed.integrations.transformers import FeedMixin, PadTokens
@@ -109,39 +110,6 @@ def train(out: Path, options: dict[str, Any]) -> None:
     (out / f"{name}.json").write_text(json.dumps({**told, "world": world}))
 
 
-def evaluate(out: Path, options: dict[str, Any]) -> None:
-    """Predictions of several sizes of data sets, with labels by class (a row each) and by token."""
-    results = []
-    # Two kinds of models: a label a row, and a label a token.
-    classes = GPT2ForSequenceClassification(config(num_labels=3))
-    language = GPT2LMHeadModel(config())
-    for model, causal in ((classes, False), (language, True)):
-        for by_batch in (False, True):
-            seen: list[Any] = []
-
-            def metrics(predictions: Any, compute_result: bool = True, seen: list[Any] = seen) -> dict[str, float]:
-                seen.append((np.asarray(predictions.predictions), np.asarray(predictions.label_ids)))
-                return {"calls": len(seen)} if compute_result else {}
-
-            more = {"per_device_eval_batch_size": options["batch"], "batch_eval_metrics": by_batch}
-            trainer = Trainer(
-                model=model,
-                args=arguments(out / "run", **more),
-                data_collator=PadTokens(causal=causal),
-                compute_metrics=metrics,
-            )
-            for samples in options["sizes"]:
-                seen.clear()
-                found = trainer.evaluate(rf.from_dataset(Sequences(samples, label=not causal)))
-                rows = [row for part, _ in seen for row in part.reshape(len(part), -1)[:, :6].tolist()]
-                labels = [row for _, part in seen for row in part.reshape(len(part), -1)[:, :2].tolist()]
-                kept = {"causal": causal, "by_batch": by_batch, "samples": samples, "loss": found["eval_loss"]}
-                results.append({**kept, "calls": found["eval_calls"], "rows": rows, "labels": labels})
-            told = trainer.predict(rf.from_dataset(Sequences(7, label=not causal)))
-            assert len(told.predictions) == len(told.label_ids) == 7
-    (out / f"evaluated-{os.environ['RANK']}.json").write_text(json.dumps(results))
-
-
 class Table(torch.nn.Module):
     """Looks the scores of each token up, or of each row's second one: the same bits in any batch.
 
@@ -171,41 +139,36 @@ def pairs(predictions: Any, labels: Any) -> dict[str, Any]:
 
 
 def exact(out: Path, options: dict[str, Any]) -> None:
-    """Evaluations of a model that rounds nothing, in batches of two: labels by row, and by token."""
+    """Evaluations of a model that rounds nothing, in batches of two: labels by row and by token, metrics at once
+    and batch by batch.
+    """
     results = []
-    for by_token in (False, True):
+    for by_token, by_batch in itertools.product((False, True), (False, True)):
         seen: list[Any] = []
 
-        def metrics(predictions: Any, seen: list[Any] = seen) -> dict[str, float]:
+        def metrics(predictions: Any, compute_result: bool = True, seen: list[Any] = seen) -> dict[str, float]:
             seen.append(pairs(predictions.predictions, predictions.label_ids))
             return {"sum": seen[-1]["sum"]}
 
+        sizes = {"per_device_eval_batch_size": 2, "eval_accumulation_steps": 2, "batch_eval_metrics": by_batch}
         trainer = Trainer(
             model=Table(by_token),
-            args=arguments(out / "run", per_device_eval_batch_size=2, eval_accumulation_steps=2),
+            args=arguments(out / "run", **sizes),
             data_collator=PadTokens(causal=by_token),
             compute_metrics=metrics,
         )
         for samples in options["exact_sizes"]:
-            found = trainer.evaluate(rf.from_dataset(Sequences(samples, label=not by_token)))
-            kept = {"by_token": by_token, "samples": samples, "loss": found["eval_loss"], "sum": found["eval_sum"]}
-            results.append({**kept, "seen": seen.copy()})
             seen.clear()
+            metric = trainer.evaluate(rf.from_dataset(Sequences(samples, label=not by_token)))
+            case = {"by_token": by_token, "by_batch": by_batch, "samples": samples, "calls": len(seen)}
+            told = {
+                "predictions": "".join(part["predictions"] for part in seen),
+                "labels": [label for part in seen for label in part["labels"]],
+            }
+            results.append({**case, **told, "loss": metric["eval_loss"], "sum": metric["eval_sum"]})
+        told = trainer.predict(rf.from_dataset(Sequences(7, label=not by_token)))
+        assert len(told.predictions) == len(told.label_ids) == 7
     (out / f"exact-{os.environ['RANK']}.json").write_text(json.dumps(results))
-
-
-def unfed(out: Path, options: dict[str, Any]) -> None:
-    """Train on a source without the mixin, and write the error down."""
-    trainer = transformers.Trainer(
-        model=GPT2LMHeadModel(config()),
-        args=arguments(out / "run", **options["arguments"]),
-        train_dataset=rf.from_dataset(Sequences(options["samples"])),
-        data_collator=collate,
-    )
-    try:
-        trainer.train()
-    except rf.errors.ArgumentError as error:
-        (out / f"unfed-{os.environ['RANK']}.txt").write_text(str(error))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Run by torchrun: every rank goes through many cells (format, kind of worker, number, order) in one launch.
 
-formats.py PLAN OUT: PLAN is JSON, {"folders": {format: folder}, "cells": [...]}; of a format that no writer has,
-the folder is a path to open. A cell reads an epoch or a part of one, from a state that an earlier launch left or
-from the start, and says for each step which samples it had, and for each sample a digest of what it was.
+formats.py PLAN OUT: PLAN is JSON, {"folders": {format: folder}, "cells": [...]}. A cell reads an epoch or a part
+of one, from a state that an earlier launch left or from the start. It tells the samples of each step, and a digest
+of each sample.
 """
 
 import json
@@ -63,7 +63,7 @@ def ids_and_samples(batch: Any) -> tuple[list[int], dict[int, Any]]:
 
 def steps(source: Any, cell: dict[str, Any], state: Any) -> Iterator[tuple[Any, Any]]:
     """Each batch, and the state after it."""
-    batch_size = cell.get("global_batch", GLOBAL_BATCH) // dist.get_world_size()
+    batch_size = GLOBAL_BATCH // dist.get_world_size()
     if cell["kind"] in ("thread", "process"):
         options: dict[str, Any] = {"num_workers": cell["workers"], "worker_kind": cell["kind"], "audit": not state}
         shuffle = cell["shuffle"]
@@ -89,8 +89,7 @@ def steps(source: Any, cell: dict[str, Any], state: Any) -> Iterator[tuple[Any, 
 
 
 def run(cell: dict[str, Any], folder: str, out: Path) -> dict[str, Any]:
-    known = cell["format"] in writers.FORMATS
-    source = writers.open_as(cell["format"], Path(folder)) if known else rf.open(folder)
+    source = writers.open_as(cell["format"], Path(folder))
     state = json.loads((out / cell["load"]).read_text()) if cell.get("load") else None
     found: list[list[int]] = []
     said: dict[int, str] = {}

@@ -81,9 +81,7 @@ def test_an_iteration_that_is_left_waits_for_the_copies_that_were_begun(folder: 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_next_batches_are_copied_while_one_is_used(
-    folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_batches_are_copied_ahead(folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if workers == 0 and cpus_per_process(1) == 1:
         pytest.skip("needs a second CPU")
     begun, add = list[PendingCopies](), PendingCopies.add

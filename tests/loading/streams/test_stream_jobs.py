@@ -36,10 +36,8 @@ def test_ranks_over_gloo_take_equal_steps_and_hear_of_each_others_errors(tmp_pat
     for name in ("one", "one, workers", "one, resumed"):
         assert seen(found, name) == Counter(range(40))
     assert found[0]["one"] == found[0]["one, workers"]
-    assert seen(found, "drop") == everything([8, 8, 8])
     assert seen(found, "drop, resumed") == everything([18, 18, 18])
-    for name in ("pad", "pad, resumed"):
-        assert seen(found, name) == everything([23, 8, 0])
+    assert seen(found, "pad, resumed") == everything([23, 8, 0])
     assert "ValueError: a broken shard" in found[1]["failing"]
     for rank in (0, 2):
         assert "the stream of rank 1 failed, so all ranks stop" in found[rank]["failing"]
@@ -53,11 +51,6 @@ def test_ranks_over_gloo_take_equal_steps_and_hear_of_each_others_errors(tmp_pat
         assert "field 'x'" in found[rank]["no fields on one"]
         assert "float64" in found[rank]["late"]
         assert "rank 1, epoch 0, step 3" in found[rank]["late"]
-        assert "the ranks read different streams" in found[rank]["differing"]
-        assert "yielded nothing" in found[rank]["used up"]
-        assert "the ranks begin the stream at different positions" in found[rank]["other batch size"]
-        assert len(found[rank]["endless"]) == 9
-    assert seen(found, "endless") == Counter(range(9 * 2 * RANKS))
 
 
 @pytest.mark.timeout(180)

@@ -9,13 +9,10 @@ import json
 import os
 import pickle
 import random
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections import Counter, namedtuple
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -24,22 +21,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.loading.feeds import ENGINES, Pair
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, PlanError, StateError, StreamError, TopologyError, TransformError
-from rankfeed.loading.engines import process
-
-#: No batch is built in the process of the test while its workers start.
-process.INLINE_AFTER = 60.0
-
-Pair = namedtuple("Pair", ["image", "label"])
-ENGINES: list[dict[str, Any]] = [
-    {},
-    {"num_workers": 1},
-    {"num_workers": 3, "prefetch_factor": 1},
-    {"num_workers": 2, "worker_kind": "process"},
-]
 
 
 def numbers(size: int) -> Iterator[dict[str, Any]]:
@@ -96,7 +82,7 @@ def test_every_kind_and_number_of_workers_gives_the_same_bytes() -> None:
     found = []
     for engine in ENGINES:
         options: dict[str, Any] = {"id_column": "id", "seed": 5, **engine}
-        if engine.get("worker_kind") == "process" or not engine:
+        if engine.get("worker_kind") == "process" or not engine["num_workers"]:
             options["transform"] = drawn
             loader = feed(37, 1, 2, 3, **options)
             found.append([content(list(loader)) for _ in range(2)])
@@ -527,32 +513,6 @@ def large(sample: dict[str, int]) -> dict[str, Any]:
     return {"x": sample["x"], "y": np.zeros(1 << 18, np.uint8)}
 
 
-def by_whom(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "pid": os.getpid()}
-
-
-def test_a_forked_child_has_workers_of_its_own() -> None:
-    loader = feed(8, transform=by_whom, num_workers=2, worker_kind="process")
-    ours = {pid for batch in loader for pid in batch["pid"].tolist()}
-    hears, says = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(says, json.dumps([pid for batch in loader for pid in batch["pid"].tolist()]).encode())
-        finally:
-            os._exit(0)
-    os.close(says)
-    try:
-        assert select.select([hears], [], [], 60)[0]
-        theirs = json.loads(os.read(hears, 4096))
-    finally:
-        os.close(hears)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert len(theirs) == 8
-    assert not ours & set(theirs)
-
-
 def test_large_samples_pass_both_ways_without_waiting_for_each_other() -> None:
     stream = rf.from_iterable(lambda: ({"x": number, "raw": bytes(1 << 18)} for number in range(24)))
     loader = rf.Loader(stream, 4, transform=large, num_workers=2, worker_kind="process")
@@ -589,18 +549,6 @@ def test_an_iteration_left_early_leaves_no_process_and_no_thread_behind() -> Non
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before
-
-
-def test_worker_processes_of_a_loader_in_a_module_end_silently_with_the_interpreter() -> None:
-    script = """if True:
-        import rankfeed as rf
-        options = {"num_workers": 1, "worker_kind": "process"}
-        whole, begun = (rf.Loader(rf.from_iterable([{"x": 1}] * 40), 4, **options) for _ in range(2))
-        print(len(list(whole)))
-        iterator = iter(begun)
-        next(iterator)"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True)
-    assert (done.stdout, done.stderr) == ("10\n", "")
 
 
 def test_what_a_stream_cannot_have_is_refused_with_what_to_do() -> None:

@@ -1,20 +1,11 @@
-"""One rank of a job that wants PyG data sets, one after the other; as a module their classes.
+"""PyG data sets in memory and on disk that download their raw files."""
 
-pyg_prepare.py OUT COUNT KIND ROOT [KIND ROOT]...: each rank says OUT/PID.started, and in the end, in
-OUT/PID.done, of each data set whether it was right.
-"""
-
-import json
 import os
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch_geometric.data import Data, InMemoryDataset, OnDiskDataset
-
-from rankfeed.integrations.pyg import prepare
 
 RAW = 5
 
@@ -25,7 +16,7 @@ def graph(number: int) -> Data:
 
 
 class Downloads:
-    """Raw files that come slowly, piece by piece, as over a network."""
+    """Raw files, which the data set is made from."""
 
     count: int
     raw_dir: str
@@ -37,11 +28,7 @@ class Downloads:
     def download(self) -> None:
         (Path(self.raw_dir).parent / "downloaded-by").write_text(str(os.getpid()))
         for name in self.raw_file_names:
-            with open(Path(self.raw_dir) / name, "w") as file:
-                for number in range(self.count):
-                    file.write(f"{number}\n")
-                    file.flush()
-                    time.sleep(0.002)
+            (Path(self.raw_dir) / name).write_text("".join(f"{number}\n" for number in range(self.count)))
 
     def graphs(self) -> list[Data]:
         lines = [(Path(self.raw_dir) / name).read_text().splitlines() for name in self.raw_file_names]
@@ -74,7 +61,6 @@ class OnDisk(Downloads, OnDiskDataset):
     def process(self) -> None:
         for data in self.graphs():
             self.append(data)
-            time.sleep(0.001)
 
     def serialize(self, data: Any) -> Any:
         return {"x": data.x, "edge_index": data.edge_index, "y": int(data.y)}
@@ -92,11 +78,3 @@ def right(dataset: Any, count: int) -> bool:
         torch.equal(dataset[number].x, graph(number).x) and int(dataset[number].y) == number
         for number in range(count)
     )
-
-
-if __name__ == "__main__":
-    out, count, wanted = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    (out / f"{os.getpid()}.started").touch()
-    pairs = zip(wanted[::2], wanted[1::2], strict=True)
-    told = [right(prepare(KINDS[kind], root, count), count) for kind, root in pairs]
-    (out / f"{os.getpid()}.done").write_text(json.dumps(told))
