@@ -16,7 +16,8 @@ from rankfeed.errors import ArgumentError
 from rankfeed.plan import Plan, Schedule
 from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW, Shuffle
 from rankfeed.plan.schedule import Tail
-from rankfeed.sources.source import Source
+from rankfeed.sources import Source
+from rankfeed.sources import open as open_source
 from rankfeed.topology import Topology
 
 
@@ -50,8 +51,6 @@ class DatasetOptions:
 
     def open(self, data: Sequence[str], *, allow_pickle: bool = False, columns: list[str] | None = None) -> Source:
         """Open a dataset; raises RankfeedError."""
-        from rankfeed.sources import open as open_source
-
         return open_source(dataset_path(data), columns=columns, **self.as_arguments(allow_pickle=allow_pickle))
 
 
