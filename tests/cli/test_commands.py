@@ -20,6 +20,7 @@ import rankfeed as rf
 from rankfeed.cli import main
 
 COMMANDS = ("inspect", "index", "plan", "prepare", "write", "doctor", "report", "topology", "verify", "demo")
+PLAN_COMMANDS = ("plan", "report", "verify")
 
 
 def rankfeed(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -73,6 +74,15 @@ def test_the_help_lists_choices() -> None:
     told = rankfeed("plan", "--help").stdout
     assert "none|global|window" in told
     assert "even|drop|pad" in told
+
+
+def test_commands_that_take_a_plan_describe_it_by_the_same_options() -> None:
+    helps = [rankfeed(command, "--help").stdout for command in PLAN_COMMANDS]
+    first, *others = [
+        re.findall(r"^  --samples .*?^  --cache-dir .*?$", text, re.DOTALL | re.MULTILINE) for text in helps
+    ]
+    assert len(first) == 1
+    assert others == [first, first]
 
 
 def test_help_and_version_of_the_program() -> None:
@@ -248,6 +258,7 @@ def test_write_shuffles_appends_and_writes_on_ranks(packed: Path, tmp_path: Path
         ("plan --samples 5 --tail odd", "tail"),
         ("plan --samples 5 --shuffle some", "shuffle"),
         ("verify /nowhere", "/nowhere"),
+        *((f"{name} /nowhere --samples 5", "either a dataset or --samples") for name in PLAN_COMMANDS),
         ("write /nowhere /also/nowhere", "/nowhere"),
     ],
 )

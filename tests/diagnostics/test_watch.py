@@ -1,8 +1,11 @@
-"""`rf.watch` shows how a loader is doing, whatever state it is in, and never ends the training."""
+"""`rf.watch` shows the figures of a loader in any state of the loader, and never ends the training."""
 
 import gc
 import io
+import os
+import queue
 import re
+import signal
 import threading
 import time
 import warnings
@@ -13,68 +16,118 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.diagnostics.watching import FIGURES, Doing, doing
+from tests.diagnostics.fake_loader import FIGURES, FakeLoader, fake_loader
 
 import rankfeed as rf
-from rankfeed.diagnostics.watch.figures import RecentRates
 from rankfeed.diagnostics.watch.line import line_of
+from rankfeed.diagnostics.watch.rates import RecentRates
 from rankfeed.errors import ArgumentError
 
 LIMIT = 30
-#: A look only at the end.
-SELDOM = 3600.0
+#: Seconds between readings: only the last one, at the end, is taken.
+AT_END = 3600.0
 
 
 def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "rankfeed-watch"]
 
 
-def some(count: int = 8) -> rf.Loader:
+def small_loader(count: int = 8) -> rf.Loader:
     return rf.Loader(rf.from_dataset([{"x": float(i)} for i in range(count)]), batch_size=2)
 
 
 def test_the_last_figures_are_shown_at_the_end() -> None:
-    seen: list[Any] = []
-    loader = some()
-    with rf.watch(loader, seen.append, every=SELDOM, name="train"):
+    readings: list[Any] = []
+    loader = small_loader()
+    with rf.watch(loader, to=readings.append, every=AT_END, name="train"):
         for _ in range(2):
             assert len(list(loader)) == 4
-    (last,) = seen
+    (last,) = readings
     assert (last["rankfeed/train/epoch"], last["rankfeed/train/epoch_step"], last["rankfeed/train/steps"]) == (
         1,
         4,
         8,
     )
     assert last["rankfeed/train/samples_per_second"] > 0
+    assert last.keys() == {f"rankfeed/train/{figure}" for figure in loader.stats()}
     assert threads() == []
 
 
 def test_figures_are_shown_while_it_is_iterated() -> None:
-    seen = threading.Semaphore(0)
-    with rf.watch(doing(), lambda _: seen.release(), every=0.01):
+    readings = threading.Semaphore(0)
+    with rf.watch(fake_loader(), to=lambda _: readings.release(), every=0.01):
         for _ in range(3):
-            assert seen.acquire(timeout=LIMIT)
+            assert readings.acquire(timeout=LIMIT)
+
+
+def test_loaders_are_told_apart_by_their_names() -> None:
+    readings: list[Any] = []
+    train = rf.watch(fake_loader(), to=readings.append, every=AT_END, name="train")
+    with rf.watch(fake_loader(epoch=5), to=readings.append, every=AT_END, name="test"):
+        pass
+    train.close()
+    assert [reading.get("rankfeed/train/epoch") for reading in readings] == [None, 2]
+    assert [reading.get("rankfeed/test/epoch") for reading in readings] == [5, None]
+
+
+def test_a_wait_is_shown_while_it_lasts_and_counters_only_grow() -> None:
+    is_released, readings = threading.Event(), queue.Queue[dict[str, Any]]()
+
+    def block(sample: Any) -> Any:
+        assert is_released.wait(LIMIT)
+        return sample
+
+    loader = rf.Loader(rf.from_dataset([{"x": 1.0}] * 4), batch_size=2, transform=block, topology=rf.Topology())
+    consumer = threading.Thread(target=lambda: list(loader))
+    with rf.watch(loader, to=readings.put, every=0.01):
+        consumer.start()
+        values = [readings.get(timeout=LIMIT) for _ in range(3)]
+        is_released.set()
+        consumer.join(LIMIT)
+    values += readings.queue
+    waits = [value["rankfeed/waiting_seconds"] for value in values]
+    assert 0 < waits[0] < waits[1] < waits[2]
+    assert waits[-1] == 0
+    for name in ("rankfeed/seconds", "rankfeed/steps", "rankfeed/samples"):
+        counts = [value[name] for value in values]
+        assert counts == sorted(counts)
+
+
+def test_a_forked_child_closes_its_copy_at_once_and_the_parent_still_watches() -> None:
+    readings = threading.Semaphore(0)
+    watching = rf.watch(fake_loader(), to=lambda _: readings.release(), every=0.01)
+    child = os.fork()
+    if not child:
+        signal.alarm(LIMIT)
+        watching.close()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    while readings.acquire(blocking=False):
+        pass
+    assert readings.acquire(timeout=LIMIT)
+    watching.close()
+    assert threads() == []
 
 
 def test_nothing_is_shown_before_the_first_batch_is_asked_for() -> None:
-    seen: list[Any] = []
-    with rf.watch(some(), seen.append, every=SELDOM):
+    readings: list[Any] = []
+    with rf.watch(small_loader(), to=readings.append, every=AT_END):
         pass
-    assert seen == []
+    assert readings == []
 
 
 def test_an_error_in_the_loop_ends_it_and_passes_through() -> None:
-    seen: list[Any] = []
-    loader = some()
+    readings: list[Any] = []
+    loader = small_loader()
 
     def train() -> None:
-        with rf.watch(loader, seen.append, every=SELDOM):
+        with rf.watch(loader, to=readings.append, every=AT_END):
             for _ in loader:
                 raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         train()
-    assert [each["rankfeed/epoch_step"] for each in seen] == [1]
+    assert [reading["rankfeed/epoch_step"] for reading in readings] == [1]
     assert threads() == []
 
 
@@ -85,10 +138,10 @@ def test_an_outlet_that_fails_is_left_with_one_warning_and_training_goes_on() ->
         calls.append(figures)
         raise OSError(28, "No space left on device")
 
-    loader = some()
+    loader = small_loader()
 
     def train() -> None:
-        with rf.watch(loader, full, every=0.01):
+        with rf.watch(loader, to=full, every=0.01):
             batches = iter(loader)
             next(batches)
             for ticker in threads():  # which may have ended already
@@ -101,18 +154,18 @@ def test_an_outlet_that_fails_is_left_with_one_warning_and_training_goes_on() ->
 
 
 def test_one_watch_after_another_and_closing_twice() -> None:
-    seen: list[Any] = []
-    loader = Doing()
+    readings: list[Any] = []
+    loader = FakeLoader()
     for _ in range(2):
-        watching = rf.watch(loader, seen.append, every=SELDOM)
+        watching = rf.watch(loader, to=readings.append, every=AT_END)
         watching.close()
         watching.close()
-    assert len(seen) == 2
+    assert len(readings) == 2
 
 
 def test_it_keeps_no_loader_alive_and_ends_with_it() -> None:
-    loader = Doing()
-    rf.watch(loader, lambda _: None, every=0.01)
+    loader = FakeLoader()
+    rf.watch(loader, to=lambda _: None, every=0.01)
     (ticker,) = threads()
     del loader
     gc.collect()
@@ -120,16 +173,18 @@ def test_it_keeps_no_loader_alive_and_ends_with_it() -> None:
     assert not ticker.is_alive()
 
 
-@pytest.mark.parametrize(("rank", "all_ranks", "shown"), [(0, None, 1), (1, None, 0), (1, True, 1), (0, True, 1)])
-def test_rank_0_alone_shows_unless_all_are_wanted(rank: int, all_ranks: bool | None, shown: int) -> None:
-    seen: list[Any] = []
-    with rf.watch(doing(rank), seen.append, every=SELDOM, all_ranks=all_ranks):
+@pytest.mark.parametrize(
+    ("rank", "all_ranks", "shown"), [(0, False, 1), (1, False, 0), (1, True, 1), (0, True, 1)]
+)
+def test_only_rank_0_is_shown_unless_all_ranks_are(rank: int, all_ranks: bool, shown: int) -> None:
+    readings: list[Any] = []
+    with rf.watch(fake_loader(rank), to=readings.append, every=AT_END, all_ranks=all_ranks):
         pass
-    assert len(seen) == shown
+    assert len(readings) == shown
 
 
 def test_a_log_gets_whole_lines_and_none_while_nothing_happens() -> None:
-    loader = Doing()
+    loader = FakeLoader()
     # capsys would lose what is written while it is emptied.
     with redirect_stderr(io.StringIO()) as log, rf.watch(loader, every=0.01, name="train"):
         (ticker,) = threads()
@@ -144,7 +199,7 @@ def test_a_log_gets_whole_lines_and_none_while_nothing_happens() -> None:
 
 
 def test_a_long_wait_is_said_again_and_again() -> None:
-    with redirect_stderr(io.StringIO()) as log, rf.watch(doing(waiting_seconds=34.0), every=0.01):
+    with redirect_stderr(io.StringIO()) as log, rf.watch(fake_loader(waiting_seconds=34.0), every=0.01):
         while log.getvalue().count("waiting for data for 34 s") < 3:
             time.sleep(0.01)
 
@@ -154,7 +209,7 @@ def test_a_file_is_no_terminal_whatever_the_environment_says(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    with rf.watch(doing(), every=SELDOM):
+    with rf.watch(fake_loader(), every=AT_END):
         pass
     written = capsys.readouterr().err
     assert written.startswith("[rankfeed ")
@@ -165,17 +220,13 @@ def test_a_file_is_no_terminal_whatever_the_environment_says(
     ("call", "says"),
     [
         (lambda: rf.watch([1, 2]), "invalid loader"),
-        (lambda: rf.watch(doing(), "promeths"), "invalid to"),
-        (lambda: rf.watch(doing(), 3), "invalid to"),
-        (lambda: rf.watch(doing(), None), "invalid to"),
-        (lambda: rf.watch(doing(), port=9), "port belongs to another outlet"),
-        (lambda: rf.watch(doing(), print, log_dir="x"), "log_dir belongs to another outlet"),
-        (lambda: rf.watch(doing(), "prometheus", every=2), "every belongs to another outlet"),
-        (lambda: rf.watch(doing(), every=0), "invalid every"),
-        (lambda: rf.watch(doing(), every=float("nan")), "invalid every"),
-        (lambda: rf.watch(doing(), every=float("inf")), "invalid every"),
-        (lambda: rf.watch(doing(), "prometheus", port=65536), "invalid port"),
-        (lambda: rf.watch(doing(), "prometheus", port=True), "invalid port"),
+        (lambda: rf.watch(fake_loader(), to="tensorboard"), r"invalid to\n.*a function"),
+        (lambda: rf.watch(fake_loader(), to=3), "invalid to"),
+        (lambda: rf.watch(fake_loader(), name=3), "invalid name"),
+        (lambda: rf.watch(fake_loader(), all_ranks=None), "invalid all_ranks"),
+        (lambda: rf.watch(fake_loader(), every=0), "invalid every"),
+        (lambda: rf.watch(fake_loader(), every=float("nan")), "invalid every"),
+        (lambda: rf.watch(fake_loader(), every=float("inf")), "invalid every"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(call: Callable[[], Any], says: str) -> None:
@@ -190,7 +241,7 @@ def test_warnings_that_are_errors_do_not_reach_the_training() -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with rf.watch(doing(), lambda _: 1 / 0, every=0.01):
+            with rf.watch(fake_loader(), to=lambda _: 1 / 0, every=0.01):
                 for ticker in threads():  # none if it has failed already
                     ticker.join(LIMIT)
     finally:
@@ -204,14 +255,14 @@ def test_at_a_steady_pace_the_rates_are_that_pace(pauses: list[float], speed: fl
     for pause in pauses:
         now += pause
         steady = {"steps": int(now), "samples": now * speed, "waited_seconds": now * waited}
-        found = recent.of(steady | {"samples_per_second": speed, "waited_share": waited}, now)
-        assert found["samples_per_second"] == pytest.approx(speed)
-        assert found["waited_share"] == pytest.approx(waited, abs=1e-6)
+        rates = recent.update(steady | {"samples_per_second": speed, "waited_share": waited}, now)
+        assert rates["samples_per_second"] == pytest.approx(speed)
+        assert rates["waited_share"] == pytest.approx(waited, abs=1e-6)
 
 
 def test_a_stall_shows_within_seconds_and_slow_steps_do_not_flicker() -> None:
     def speed(recent: RecentRates, second: int, **figures: float) -> float:
-        return recent.of(FIGURES | figures, second)["samples_per_second"]
+        return recent.update(FIGURES | figures, second)["samples_per_second"]
 
     recent = RecentRates()
     for second in range(100):
@@ -221,18 +272,18 @@ def test_a_stall_shows_within_seconds_and_slow_steps_do_not_flicker() -> None:
     assert stalled[-1] < 5
     recent = RecentRates()
     for second in range(1000):  # a step of 1,000 samples in 60 seconds
-        found = speed(recent, second, steps=second // 60, samples=second // 60 * 1000)
+        rate = speed(recent, second, steps=second // 60, samples=second // 60 * 1000)
         if second > 480:
-            assert 1000 / 60 * 0.8 < found < 1000 / 60 * 1.2
+            assert 1000 / 60 * 0.8 < rate < 1000 / 60 * 1.2
 
 
 def test_a_stream_is_watched_though_nobody_knows_its_length() -> None:
     loader = rf.Loader(rf.from_iterable(lambda: ({"x": float(i)} for i in range(12))), batch_size=4)
-    seen: list[dict[str, Any]] = []
-    with rf.watch(loader, to=seen.append):
+    readings: list[dict[str, Any]] = []
+    with rf.watch(loader, to=readings.append):
         for _ in range(2):
             assert len([*loader]) == 3
-    last = {name.removeprefix("rankfeed/"): value for name, value in seen[-1].items()}
+    last = {name.removeprefix("rankfeed/"): value for name, value in readings[-1].items()}
     assert (last["epoch"], last["epoch_step"], last["epoch_steps"]) == (1, 3, 0)
     assert loader.stats()["steps"] == 6
 
@@ -240,9 +291,9 @@ def test_a_stream_is_watched_though_nobody_knows_its_length() -> None:
 def test_rates_are_those_since_the_first_reading() -> None:
     recent = RecentRates()
     figures = {"steps": 4, "samples": 40, "waited_seconds": 1.0}
-    first = recent.of(figures | {"samples_per_second": 8.0, "waited_share": 0.2}, now=5.0)
-    second = recent.of(figures | {"steps": 9, "samples": 90, "waited_seconds": 1.5}, now=7.0)
-    rates = [(each["samples_per_second"], each["waited_share"]) for each in (first, second)]
+    first = recent.update(figures | {"samples_per_second": 8.0, "waited_share": 0.2}, now=5.0)
+    second = recent.update(figures | {"steps": 9, "samples": 90, "waited_seconds": 1.5}, now=7.0)
+    rates = [(reading["samples_per_second"], reading["waited_share"]) for reading in (first, second)]
     assert rates == [(8.0, 0.2), (25.0, 0.25)]
 
 
@@ -251,7 +302,7 @@ def test_the_line_of_a_rank() -> None:
     figures |= {"waiting_seconds": 0.1, "cache_lookups": 100, "cache_hit_share": 0.984}
     figures |= {"samples_per_second": 8230.4, "waited_share": 0.021}
     line = "epoch 3, step 1,204 of 15,625, {} samples/s, waited 2%"
-    assert line_of(figures, rank=0) == f"rank 0, {line.format('8,230')}, cache hits 98%, 1.2 GB"
+    assert line_of(figures, name="", rank=0) == f"rank 0, {line.format('8,230')}, cache hits 98%, 1.2 GB"
     stalled = {"waiting_seconds": 34.2, "cache_lookups": 0, "samples_per_second": 0.0}
-    expected = f"train, {line.format(0)}, 1.2 GB, waiting for data for 34 s"
-    assert line_of(figures | stalled, name="train") == expected
+    expected = f"train, rank 1, {line.format(0)}, 1.2 GB, waiting for data for 34 s"
+    assert line_of(figures | stalled, name="train", rank=1) == expected

@@ -12,28 +12,23 @@ from rankfeed.cli.output import BAR, FAINT, NAME, Json, clean, out, say, show
 from rankfeed.cli.render import count_of, format_bar, format_bytes
 
 
-def index(
-    data: options.Data,
-    format: options.Format = None,
-    option: options.FormatOptions = None,
-    cache_dir: options.CacheDir = None,
-    json: Json = False,
-) -> None:
+@options.expand_options
+def index(data: options.Data, *, dataset_options: options.DatasetOptions, json: Json = False) -> None:
     """Index tar shards ahead of the job.
 
     Shards that have not changed since they were indexed are skipped. Other formats need no index.
 
     Example: rankfeed index 'shards/train-{000..099}.tar'
     """
-    name = options.format_name(data, format)
+    name = options.format_name(data, dataset_options.format)
     if name != "webdataset":
-        source = options.open_dataset(data, **options.source_options(format, option, cache_dir))
+        source = dataset_options.open(data)
         if json:
             show({"format": name, "needs_index": False, "samples": len(source)}, as_json=True)
         else:
             say(f"{name} needs no index: {count_of(len(source), 'sample')} can be read at random")
         return
-    figures = _index(data, options.parse_options(option or ()), cache_dir, quiet=json)
+    figures = _index(data, dataset_options.as_arguments(), quiet=json)
     if json:
         show(figures, as_json=True)
         return
@@ -50,20 +45,22 @@ def index(
         say("\nshards in which keys are repeated: " + ", ".join(figures["shards_with_repeated_keys"]))
 
 
-def _index(data: Sequence[str], given: dict[str, Any], cache_dir: str | None, *, quiet: bool) -> dict[str, Any]:
+def _index(data: Sequence[str], arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     """Index the shards that have no index. Nothing is decoded, so no pickle has to be allowed."""
     from rankfeed.sources.tar.decompress import decompressed
     from rankfeed.sources.tar.index_cache import IndexCache, index_places
     from rankfeed.sources.tar.shard_list import list_shards
 
-    found = list_shards(options.dataset_path(data), given.get("split"))
-    if given.get("decompress"):
-        found = decompressed(found, cache_dir)
-    cache = IndexCache(cache_dir, within=found.folder, progress=not quiet)
-    known = cache.known(found.shards)
-    reused = sum(shard in known for shard in found.shards)
-    summaries = cache.summaries(found.shards)
-    places = [next(place for place in index_places(shard, cache_dir) if place.exists()) for shard in found.shards]
+    cache_dir = arguments["cache_dir"]
+    shard_list = list_shards(options.dataset_path(data), arguments.get("split"))
+    if arguments.get("decompress"):
+        shard_list = decompressed(shard_list, cache_dir)
+    shards = shard_list.shards
+    cache = IndexCache(cache_dir, within=shard_list.folder, progress=not quiet)
+    indexed = cache.known(shards)
+    reused = sum(shard in indexed for shard in shards)
+    summaries = cache.summaries(shards)
+    places = [next(place for place in index_places(shard, cache_dir) if place.exists()) for shard in shards]
     members: dict[str, dict[str, int]] = {}
     for summary in summaries:
         for each in summary.extensions:
@@ -83,7 +80,7 @@ def _index(data: Sequence[str], given: dict[str, Any], cache_dir: str | None, *,
         "index_folders": dict(Counter(os.fspath(place.parent) for place in places)),
         "members": members,
         "shards_with_repeated_keys": [
-            shard for shard, summary in zip(found.shards, summaries, strict=True) if summary.repeated is not None
+            shard for shard, summary in zip(shards, summaries, strict=True) if summary.repeated is not None
         ],
     }
 

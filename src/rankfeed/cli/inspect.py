@@ -1,5 +1,6 @@
 """The command `inspect`: what a dataset contains."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from rich.table import Table
@@ -14,17 +15,18 @@ from rankfeed.loading.options import make_plan
 from rankfeed.plan import measure_quality
 from rankfeed.plan.plan import DEFAULT_WINDOW
 
+_COLUMN_HELP = "Column to read; may be repeated."
 #: Ranks and batch size for which the quality of a shuffle is shown.
 _RANKS, _BATCH_SIZE = (1, 8, 64), 32
 
 
+@options.expand_options
 def inspect(
     data: options.Data,
+    *,
     samples: Annotated[int, options.option("N", "Number of samples to show.", least=0)] = 3,
-    column: options.ColumnNames = None,
-    format: options.Format = None,
-    option: options.FormatOptions = None,
-    cache_dir: options.CacheDir = None,
+    column: Annotated[list[str] | None, options.option("NAME", _COLUMN_HELP, "--column", "-c")] = None,
+    dataset_options: options.DatasetOptions,
     allow_pickle: options.AllowPickle = False,
     json: Json = False,
 ) -> None:
@@ -35,12 +37,11 @@ def inspect(
     Example: rankfeed inspect data/ --samples 5
     Example: rankfeed inspect table.lance --column text --option version=3
     """
-    given = options.source_options(format, option, cache_dir, allow_pickle)
-    source = options.open_dataset(data, columns=column or None, **given)
+    source = dataset_options.open(data, allow_pickle=allow_pickle, columns=column or None)
     fields = source.fields
     seen, lengths = look(source, [name for name, field in fields.items() if field.kind not in ("dense", "object")])
     examples = _examples(source, samples)
-    figures = {"format": options.format_name(data, format), **options.describe_source(source)}
+    figures = {"format": options.format_name(data, dataset_options.format), **options.describe_source(source)}
     figures["on_disk"] = options.disk_usage(data)
     figures["shuffle"] = _shuffle(source)
     figures["native_copy"] = native_library() is not None
@@ -120,7 +121,7 @@ def _describe_shuffle(shuffle: dict[str, Any]) -> str:
     )
 
 
-def _columns(fields: dict[str, Field], lengths: dict[str, dict[str, Any]]) -> Table:
+def _columns(fields: Mapping[str, Field], lengths: dict[str, dict[str, Any]]) -> Table:
     """Type, size and quantiles of the lengths of each column."""
     table = Table(box=None, pad_edge=False, header_style=FAINT)
     table.add_column("column", overflow="fold")

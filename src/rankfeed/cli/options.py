@@ -1,18 +1,24 @@
 """Options that several commands share, and what they mean: a dataset, its format options, a plan."""
 
+import functools
+import inspect
 import json
 import math
 import os
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, cast
 
 import numpy as np
 import typer
 
 from rankfeed.errors import ArgumentError
-from rankfeed.plan import Plan
+from rankfeed.plan import Plan, Schedule
 from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW, Shuffle
 from rankfeed.plan.schedule import Tail
+from rankfeed.sources import Source
+from rankfeed.sources import open as open_source
+from rankfeed.topology import Topology
 
 
 def option(metavar: str, help: str, *names: str, least: int | None = None) -> Any:
@@ -21,47 +27,103 @@ def option(metavar: str, help: str, *names: str, least: int | None = None) -> An
 
 
 Data = Annotated[list[str], typer.Argument(metavar="DATA", help="Paths or patterns of one dataset.")]
-Format = Annotated[str | None, option("NAME", "Format; detected from the content if left out.")]
-ColumnNames = Annotated[list[str] | None, option("NAME", "Column to read; may be repeated.", "--column", "-c")]
-FormatOptions = Annotated[
-    list[str] | None, option("NAME=VALUE", "Option of the format; may be repeated.", "--option", "-o")
-]
-CacheDir = Annotated[str | None, option("DIR", "For indexes of read-only data directories.")]
-AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled objects, which can run code.")]
-
 PlanData = Annotated[str | None, typer.Argument(metavar="DATA", help="A dataset; or give --samples.")]
-Samples = Annotated[float | None, option("N", "Number of samples without data, such as 1e12.")]
-Blocks = Annotated[float, option("N", "Number of equal blocks of --samples.")]
-Ranks = Annotated[int, option("N", "World size.", least=1)]
-Workers = Annotated[int, option("N", "Workers of each rank.", least=0)]
+AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled objects, which can run code.")]
 BatchSize = Annotated[int, option("N", "Samples in a batch of one rank.", least=1)]
 ShuffleKind = Annotated[Shuffle, typer.Option(help="Order of the samples.")]
 Seed = Annotated[int, option("N", "Seed of the order.")]
-Window = Annotated[int, option("N", "With --shuffle window: samples that are mixed.", least=1)]
-Lanes = Annotated[int | None, option("N", "Streams of blocks; 64 for --shuffle window, else 1.")]
-TailKind = Annotated[Tail, typer.Option(help="End of an epoch that the global batch does not divide.")]
-Epoch = Annotated[int, option("N", "Number of the epoch, from 0.", least=0)]
-Start = Annotated[int, option("N", "Samples of the epoch that are already consumed.", least=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """Options for opening a dataset."""
+
+    format: Annotated[str | None, option("NAME", "Format; detected from the content if left out.")] = None
+    format_options: Annotated[
+        list[str] | None, option("NAME=VALUE", "Option of the format; may be repeated.", "--option", "-o")
+    ] = None
+    cache_dir: Annotated[str | None, option("DIR", "For indexes of read-only data directories.")] = None
+
+    def as_arguments(self, *, allow_pickle: bool = False) -> dict[str, Any]:
+        """Arguments of `rankfeed.open`."""
+        arguments = {"format": self.format, "cache_dir": self.cache_dir, "allow_pickle": allow_pickle}
+        return parse_options(self.format_options or ()) | arguments
+
+    def open(self, data: Sequence[str], *, allow_pickle: bool = False, columns: list[str] | None = None) -> Source:
+        """Open a dataset; raises RankfeedError."""
+        return open_source(dataset_path(data), columns=columns, **self.as_arguments(allow_pickle=allow_pickle))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Options that describe a plan and its schedule."""
+
+    samples: Annotated[float | None, option("N", "Number of samples without data, such as 1e12.")] = None
+    blocks: Annotated[float, option("N", "Number of equal blocks of --samples.")] = 1
+    ranks: Annotated[int, option("N", "World size.", least=1)] = 1
+    workers: Annotated[int, option("N", "Workers of each rank.", least=0)] = 0
+    batch_size: BatchSize = 1
+    shuffle: ShuffleKind = "global"
+    seed: Seed = 0
+    window: Annotated[int, option("N", "With --shuffle window: samples that are mixed.", least=1)] = DEFAULT_WINDOW
+    lanes: Annotated[int | None, option("N", "Streams of blocks; 64 for --shuffle window, else 1.")] = None
+    tail: Annotated[Tail, typer.Option(help="End of an epoch that the global batch does not divide.")] = "even"
+    epoch: Annotated[int, option("N", "Number of the epoch, from 0.", least=0)] = 0
+    start: Annotated[int, option("N", "Samples of the epoch that are already consumed.", least=0)] = 0
+
+    def check_data(self, data: str | Sequence[str] | None) -> None:
+        """Raise an ArgumentError unless there is either a dataset or --samples."""
+        if (data is None) == (self.samples is None):
+            raise ArgumentError("expected either a dataset or --samples", remedy="see --help")
+
+    def block_sizes(self, source: Source | None) -> Any:
+        """Block sizes of a source, or those of --samples and --blocks."""
+        if self.samples is None:
+            return cast(Source, source).blocks
+        total, count = _check_whole("--samples", self.samples), _check_whole("--blocks", self.blocks)
+        if not 1 <= count <= max(1, total):
+            raise ArgumentError("invalid --blocks", expected=f"1 to {total}", found=count)
+        size, larger = divmod(total, count)
+        return total if count == 1 else np.full(count, size, np.int64) + (np.arange(count) < larger)
+
+    def plan(self, block_sizes: Any) -> Plan:
+        lanes = DEFAULT_LANES.get(self.shuffle, 1) if self.lanes is None else self.lanes
+        return Plan(block_sizes, shuffle=self.shuffle, seed=self.seed, window=self.window, lanes=lanes)
+
+    def schedule(self, plan: Plan, topology: Topology) -> Schedule:
+        return Schedule(
+            plan, batch_size=self.batch_size, topology=topology, epoch=self.epoch, start=self.start, tail=self.tail
+        )
+
+
+def expand_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command have parameters that are dataclasses of options: Typer sees one option for each field."""
+    signature = inspect.signature(command)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, type[Any]] = {}
+    for name, parameter in signature.parameters.items():
+        group: Any = parameter.annotation
+        if isinstance(group, type) and is_dataclass(group):
+            groups[name] = group
+            parameters += inspect.signature(group).parameters.values()
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def expanded(**values: Any) -> None:
+        for name, group in groups.items():
+            options = {field.name: values.pop(field.name) for field in fields(group) if field.name in values}
+            values[name] = group(**options)
+        command(**values)
+
+    expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
 
 
 def dataset_path(data: Sequence[str]) -> str | list[str]:
     """One path or pattern as it is, several as a list."""
     return data[0] if len(data) == 1 else list(data)
-
-
-def open_dataset(data: Sequence[str], **options: Any) -> Any:
-    """Open a dataset with options of `rankfeed.open`; raises RankfeedError."""
-    from rankfeed.sources import open as open_source
-
-    return open_source(dataset_path(data), **options)
-
-
-def source_options(
-    format: str | None, texts: Sequence[str] | None, cache_dir: str | None, allow_pickle: bool = False
-) -> dict[str, Any]:
-    """Options of `rankfeed.open`."""
-    named = {"format": format, "cache_dir": cache_dir, "allow_pickle": allow_pickle}
-    return parse_options(texts or ()) | named
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:
@@ -112,33 +174,7 @@ def disk_usage(data: Sequence[str]) -> dict[str, int]:
     return {"files": len(sizes), "bytes": sum(sizes)}
 
 
-def block_sizes(source: Any, samples: float | None, blocks: float) -> Any:
-    """Block sizes of a source, or of --samples and --blocks if it is None."""
-    if (source is None) == (samples is None):
-        raise ArgumentError("expected either a dataset or --samples", remedy="see --help")
-    if samples is None:
-        return source.blocks
-    total, count = _whole("--samples", samples), _whole("--blocks", blocks)
-    if not 1 <= count <= max(1, total):
-        raise ArgumentError("invalid --blocks", expected=f"1 to {total}", found=count)
-    size, larger = divmod(total, count)
-    return total if count == 1 else np.full(count, size, np.int64) + (np.arange(count) < larger)
-
-
-def _whole(name: str, number: float) -> int:
+def _check_whole(name: str, number: float) -> int:
     if not (math.isfinite(number) and number == int(number) and abs(number) < 2**63):
         raise ArgumentError(f"{name} must be a whole number below 2^63", found=number)
     return int(number)
-
-
-def make_plan(
-    sizes: Any, shuffle: Shuffle, seed: int, window: int = DEFAULT_WINDOW, lanes: int | None = None
-) -> Plan:
-    """The order of an epoch; the shuffle decides the number of lanes if it is not given."""
-    return Plan(
-        sizes,
-        shuffle=shuffle,
-        seed=seed,
-        window=window,
-        lanes=DEFAULT_LANES.get(shuffle, 1) if lanes is None else lanes,
-    )

@@ -9,28 +9,16 @@ import numpy as np
 from rankfeed.cli import options
 from rankfeed.cli.output import Json, show, show_findings
 from rankfeed.diagnostics.verify.plans import poor_mixture, reading_of
-from rankfeed.plan import Schedule, measure_quality
-from rankfeed.plan.plan import DEFAULT_WINDOW
+from rankfeed.plan import measure_quality
 from rankfeed.topology import Topology
 
 
+@options.expand_options
 def plan(
     data: options.PlanData = None,
-    samples: options.Samples = None,
-    blocks: options.Blocks = 1,
-    ranks: options.Ranks = 1,
-    workers: options.Workers = 0,
-    batch_size: options.BatchSize = 1,
-    shuffle: options.ShuffleKind = "global",
-    seed: options.Seed = 0,
-    window: options.Window = DEFAULT_WINDOW,
-    lanes: options.Lanes = None,
-    tail: options.TailKind = "even",
-    epoch: options.Epoch = 0,
-    start: options.Start = 0,
-    format: options.Format = None,
-    option: options.FormatOptions = None,
-    cache_dir: options.CacheDir = None,
+    *,
+    plan_options: options.PlanOptions,
+    dataset_options: options.DatasetOptions,
     json: Json = False,
 ) -> None:
     """Compute steps, shares and cost of a plan.
@@ -38,16 +26,17 @@ def plan(
     Example: rankfeed plan data/ --ranks 8 --workers 2 --batch-size 32
     Example: rankfeed plan --samples 1e12 --blocks 1e6 --ranks 16384 --batch-size 32 --shuffle window
     """
-    given = options.source_options(format, option, cache_dir)
-    source = None if data is None else options.open_dataset([data], **given)
-    sizes = options.block_sizes(source, samples, blocks)
+    plan_options.check_data(data)
+    source = None if data is None else dataset_options.open([data])
+    sizes = plan_options.block_sizes(source)
+    batch_size, ranks, epoch = plan_options.batch_size, plan_options.ranks, plan_options.epoch
     tracemalloc.start()
     try:
         began = time.perf_counter()
-        made = options.make_plan(sizes, shuffle, seed, window, lanes)
+        made = plan_options.plan(sizes)
         # The last rank has the largest numbers in all computations.
         last = Topology(rank=ranks - 1, world_size=ranks)
-        schedule = Schedule(made, batch_size=batch_size, topology=last, epoch=epoch, start=start, tail=tail)
+        schedule = plan_options.schedule(made, last)
         steps = len(schedule)
         ids = schedule.batch(0) if steps else np.empty(0, np.int64)
         first_batch = time.perf_counter() - began
@@ -57,12 +46,13 @@ def plan(
     ending = range(max(0, steps - 2), steps)  # only the last two steps can be smaller
     shares = [[samples for _, samples in schedule.shares(step)] for step in ending]
     full = (steps - len(ending)) * batch_size
+    workers = max(1, plan_options.workers)
     figures: dict[str, Any] = {
         "samples": made.num_samples,
         "blocks": made.num_blocks,
         "global_batch": schedule.global_batch_size,
         "steps_of_each_rank": steps,
-        "steps_of_each_worker": {"least": steps // max(1, workers), "most": -(-steps // max(1, workers))},
+        "steps_of_each_worker": {"least": steps // workers, "most": -(-steps // workers)},
         "samples_of_each_rank": {"least": full + sum(map(min, shares)), "most": full + sum(map(max, shares))},
         "left_out": made.num_samples - schedule.end,
         "last_rank_reads_first": ids[:8].tolist(),

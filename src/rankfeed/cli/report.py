@@ -10,8 +10,6 @@ from rankfeed.cli import options
 from rankfeed.cli.options import option
 from rankfeed.cli.output import Json, progress_bar, say, show, show_findings
 from rankfeed.errors import ArgumentError
-from rankfeed.plan import Schedule
-from rankfeed.plan.plan import DEFAULT_WINDOW
 from rankfeed.topology import Topology
 
 Paths = list[Path] | None
@@ -19,23 +17,12 @@ _STATS_HELP = "JSON lines of loader.stats(), one file per rank; may be repeated.
 _OUT_HELP = "File to write: HTML, or a picture if the name ends in .png."
 
 
+@options.expand_options
 def report(
     data: options.PlanData = None,
-    samples: options.Samples = None,
-    blocks: options.Blocks = 1,
-    ranks: options.Ranks = 1,
-    workers: options.Workers = 0,
-    batch_size: options.BatchSize = 1,
-    shuffle: options.ShuffleKind = "global",
-    seed: options.Seed = 0,
-    window: options.Window = DEFAULT_WINDOW,
-    lanes: options.Lanes = None,
-    tail: options.TailKind = "even",
-    epoch: options.Epoch = 0,
-    start: options.Start = 0,
-    format: options.Format = None,
-    option: options.FormatOptions = None,
-    cache_dir: options.CacheDir = None,
+    *,
+    plan_options: options.PlanOptions,
+    dataset_options: options.DatasetOptions,
     audit: Annotated[Paths, option("FILE", "File written by AuditReport.save; may be repeated.")] = None,
     run: Annotated[Paths, option("DIR", "Folder of ledgers of Loader(audit=FOLDER); may be repeated.")] = None,
     stats: Annotated[Paths, option("FILE", _STATS_HELP)] = None,
@@ -63,21 +50,16 @@ def report(
             "no file is written over an input, or twice", found=targets, remedy="give another name"
         )
     pages = []
-    if data is not None or samples is not None:
-        given = options.source_options(format, option, cache_dir)
-        source = None if data is None else options.open_dataset([data], **given)
-        sizes = options.block_sizes(source, samples, blocks)
-        schedule = Schedule(
-            options.make_plan(sizes, shuffle, seed, window, lanes),
-            batch_size=batch_size,
-            topology=Topology(world_size=ranks),
-            epoch=epoch,
-            start=start,
-            tail=tail,
-        )
+    if data is not None or plan_options.samples is not None:
+        plan_options.check_data(data)
+        source = None if data is None else dataset_options.open([data])
+        plan = plan_options.plan(plan_options.block_sizes(source))
+        schedule = plan_options.schedule(plan, Topology(world_size=plan_options.ranks))
         title = f"Plan: {data or f'{schedule.plan.num_samples:,} samples'}"
         with progress_bar("counting deliveries") as progress:
-            pages.append(plan_page(schedule, workers=workers, source=source, title=title, progress=progress))
+            pages.append(
+                plan_page(schedule, workers=plan_options.workers, source=source, title=title, progress=progress)
+            )
     for folder in run or ():
         with progress_bar("reading ledgers") as progress:
             pages.append(run_page(verify_run(folder, progress=progress)))

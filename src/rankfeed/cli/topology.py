@@ -14,7 +14,6 @@ from rankfeed.cli.options import option
 from rankfeed.cli.output import FAINT, Json, clean, out, say, show
 from rankfeed.cli.render import count_of
 from rankfeed.errors import ArgumentError, RankfeedError, TopologyError
-from rankfeed.plan import Schedule
 from rankfeed.topology import Topology
 from rankfeed.topology.agreement import ProcessReport, find_contradictions
 from rankfeed.topology.detect import detect_launcher
@@ -46,7 +45,8 @@ def topology(
     Example: rankfeed topology
     Example: srun -n 4 rankfeed topology --check --ranks 4 --data data/ --batch-size 32
     """
-    report, error = _report_of_this_process(data, batch_size, shuffle, seed, ranks)
+    plan_options = options.PlanOptions(batch_size=batch_size, shuffle=shuffle, seed=seed)
+    report, error = _report_of_this_process(data, plan_options, ranks)
     reports = _exchange(report, error, folder, job, timeout) if check else [report]
     if error is not None:
         raise error
@@ -69,7 +69,7 @@ def topology(
 
 
 def _report_of_this_process(
-    data: str | None, batch_size: int, shuffle: Any, seed: int, ranks: int | None
+    data: str | None, plan_options: options.PlanOptions, ranks: int | None
 ) -> tuple[ProcessReport, RankfeedError | None]:
     """The report of this process, and its error, which the other ranks have to see before it is raised."""
     here, launcher, error = None, None, None
@@ -85,9 +85,8 @@ def _report_of_this_process(
                 remedy="start the processes with torchrun, srun or mpirun, or set RANK and WORLD_SIZE",
             )
         if data is not None:
-            source = options.open_dataset([data])
-            plan = options.make_plan(source.blocks, shuffle, seed)
-            schedule = Schedule(plan, batch_size=batch_size, topology=here)
+            source = options.DatasetOptions().open([data])
+            schedule = plan_options.schedule(plan_options.plan(source.blocks), here)
             first = schedule.batch(0)[schedule.valid(0)].tolist() if len(schedule) else []
             more = {"data": source.fingerprint, "steps": len(schedule), "first": tuple(first[:_FIRST])}
     except RankfeedError as caught:

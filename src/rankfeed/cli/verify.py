@@ -10,7 +10,7 @@ from rankfeed.cli.output import Json, progress_bar, say, show, show_findings
 from rankfeed.cli.render import count_of, format_bytes
 from rankfeed.diagnostics.findings import Finding, Verdict, verdict_of
 from rankfeed.errors import ArgumentError, StateError
-from rankfeed.plan.plan import DEFAULT_WINDOW
+from rankfeed.plan import Plan
 
 #: Missing sample ids that are listed of an epoch.
 _LISTED_IDS = 1000
@@ -18,23 +18,12 @@ _TARGET_HELP = "A dataset, or a folder of ledgers; or give --samples."
 _RUN_DATA_HELP = "Dataset to compare LEDGERS with."
 
 
+@options.expand_options
 def verify(
     target: Annotated[list[str] | None, typer.Argument(metavar="DATA|LEDGERS", help=_TARGET_HELP)] = None,
-    samples: options.Samples = None,
-    blocks: options.Blocks = 1,
-    ranks: options.Ranks = 1,
-    workers: options.Workers = 0,
-    batch_size: options.BatchSize = 1,
-    shuffle: options.ShuffleKind = "global",
-    seed: options.Seed = 0,
-    window: options.Window = DEFAULT_WINDOW,
-    lanes: options.Lanes = None,
-    tail: options.TailKind = "even",
-    epoch: options.Epoch = 0,
-    start: options.Start = 0,
-    format: options.Format = None,
-    option: options.FormatOptions = None,
-    cache_dir: options.CacheDir = None,
+    *,
+    plan_options: options.PlanOptions,
+    dataset_options: options.DatasetOptions,
     allow_pickle: options.AllowPickle = False,
     resume: Annotated[bool, typer.Option(help="Continue an interrupted check of the same data.")] = True,
     run_data: Annotated[str | None, options.option("DATA", _RUN_DATA_HELP, "--data")] = None,
@@ -59,15 +48,16 @@ def verify(
     from rankfeed.diagnostics import verify_data, verify_plan
     from rankfeed.diagnostics.verify.ledgers import is_run
 
-    given = options.source_options(format, option, cache_dir, allow_pickle)
     if target is not None and len(target) == 1 and is_run(target[0]):
-        source = None if run_data is None else options.open_dataset([run_data], **given)
+        source = None if run_data is None else dataset_options.open([run_data], allow_pickle=allow_pickle)
         raise typer.Exit(_verify_run(target[0], source, ids=ids, as_json=json).exit_code)
+    plan_options.check_data(target)
     document: dict[str, Any] = {}
     findings: list[Finding] = []
     if target:
         with progress_bar("reading data") as progress:
-            files = verify_data(options.dataset_path(target), resume=resume, progress=progress, **given)
+            arguments = dataset_options.as_arguments(allow_pickle=allow_pickle)
+            files = verify_data(options.dataset_path(target), resume=resume, progress=progress, **arguments)
         document["files"] = files.as_dict() | {"bytes": files.nbytes}
         findings += files.findings
         if not json:
@@ -76,19 +66,23 @@ def verify(
             lines = {"format": files.format, "read": read, "checked": files.how, "damaged": files.count}
             show(lines, as_json=False, title=" ".join(target))
     if verdict_of(findings) is not Verdict.DISEASED:
-        if target:
-            sizes = options.open_dataset(target, **given).blocks
-        else:
-            sizes = options.block_sizes(None, samples, blocks)
-        plan = options.make_plan(sizes, shuffle, seed, window, lanes)
+        source = dataset_options.open(target, allow_pickle=allow_pickle) if target else None
         with progress_bar("counting deliveries") as progress:
             deliveries = verify_plan(
-                plan, ranks=ranks, batch_size=batch_size, epoch=epoch, start=start, tail=tail, progress=progress
+                plan_options.plan(plan_options.block_sizes(source)),
+                ranks=plan_options.ranks,
+                batch_size=plan_options.batch_size,
+                epoch=plan_options.epoch,
+                start=plan_options.start,
+                tail=plan_options.tail,
+                progress=progress,
             )
         document |= deliveries.as_dict()
         findings += deliveries.findings
         if not json:
-            show(_describe_plan(deliveries), as_json=False, title=f"plan of {count_of(ranks, 'rank')}")
+            show(
+                _describe_plan(deliveries), as_json=False, title=f"plan of {count_of(plan_options.ranks, 'rank')}"
+            )
     verdict = verdict_of(findings)
     if json:
         listed = [finding.as_dict() for finding in findings]
@@ -160,9 +154,13 @@ def _missing_ids(loader: Any, epoch: Any, source: Any) -> list[int]:
             found=loader.data,
             remedy="give the dataset with --data",
         )
-    window = int(facts.get("window", 1))
-    plan = options.make_plan(sizes, facts["shuffle"], int(facts["seed"]), window, int(facts["lanes"]))
-    plan = plan.with_order(facts.get("order", 1))
+    plan = Plan(
+        sizes,
+        shuffle=facts["shuffle"],
+        seed=int(facts["seed"]),
+        window=int(facts.get("window", 1)),
+        lanes=int(facts["lanes"]),
+    ).with_order(facts.get("order", 1))
     positions = chain.from_iterable(some.tolist() for gap in epoch.gaps for some in gap.positions())
     found: list[int] = plan.sample_ids(epoch.epoch, list(islice(positions, _LISTED_IDS))).tolist()
     return found

@@ -1,11 +1,11 @@
-"""Is watched on a terminal: prints, forks a worker that prints, and says at the end that it came there."""
+"""A job with two watched loaders: prints, forks a worker that prints, and writes a file when it is complete."""
 
 import multiprocessing
 import sys
 import time
 from pathlib import Path
 
-from tests.diagnostics.watching import Doing
+from tests.diagnostics.fake_loader import FakeLoader
 
 import rankfeed as rf
 
@@ -16,7 +16,7 @@ def work() -> None:
 
 if __name__ == "__main__":
     end, go_on = Path(sys.argv[1]), Path(sys.argv[2])
-    train, test = Doing(), Doing(epoch_step=7)
+    train, test = FakeLoader(), FakeLoader(epoch_step=7)
     with rf.watch(train, every=0.05, name="train"), rf.watch(test, every=0.05, name="test"):
         time.sleep(0.3)
         print("printed meanwhile")

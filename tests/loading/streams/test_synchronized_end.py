@@ -21,7 +21,8 @@ from rankfeed.errors import StreamError
 from rankfeed.loading import rank_group
 from rankfeed.loading.rank_group import TorchRankGroup
 from rankfeed.loading.streams import feed as stream_feed
-from rankfeed.loading.streams.synchronized_end import RankReport, decide
+from rankfeed.loading.streams.stream_batches import RankReport
+from rankfeed.loading.streams.synchronized_end import decide
 
 #: Seconds after which a rank that waits alone fails its test instead of hanging it.
 PATIENCE = 60

@@ -1,1 +1,1 @@
-"""Figures of a loader while it is iterated: a console line, curves, or an endpoint for Prometheus."""
+"""Shows the figures of a loader while it is iterated: a console line, or a function of the user."""

@@ -1,4 +1,4 @@
-"""The figures of a loader as one line: in place on a terminal, now and then in a log."""
+"""The figures of a loader as one line: updated in place on a terminal, appended to a log."""
 
 import sys
 import threading
@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rankfeed._util.fork_safety import init_in_each_process
-from rankfeed.diagnostics.watch.figures import Figures, Outlet
+from rankfeed.diagnostics.watch.rates import Figures
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -17,47 +17,32 @@ _LONG = 5.0
 _STAGES, _WAITS = ("source", "transform", "collate", "transfer"), 0.1
 
 
-class TerminalLine(Outlet):
-    """The last line of a terminal; other output is printed above it."""
-
-    every = 1.0
+class ConsoleLine:
+    """One line on standard error: in place on a terminal, else appended with the time while batches arrive."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        from rich.console import Console
 
-    def show(self, figures: Figures, rank: int | None) -> None:
-        _SCREEN.show(self, line_of(figures, name=self._name, rank=rank))
+        # FORCE_COLOR, which batch systems and CI set, makes rich take a file for a terminal.
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self.is_in_place = is_terminal and Console(stderr=True).is_interactive
+        self._name, self._steps = name, -1.0
+
+    def show(self, figures: Figures, rank: int) -> None:
+        line = line_of(figures, name=self._name, rank=rank)
+        if self.is_in_place:
+            _SCREEN.show(self, line)
+        elif figures["steps"] != self._steps or figures["waiting_seconds"] >= _LONG:
+            self._steps = figures["steps"]
+            sys.stderr.write(f"[rankfeed {time.strftime('%H:%M:%S')}] {line}\n")  # one call: ranks share the file
+            sys.stderr.flush()
 
     def close(self) -> None:
+        """Leave the last line on the terminal."""
         _SCREEN.remove(self)
 
 
-class LogLine(Outlet):
-    """Lines with the time in a file (Slurm's log); none while nothing happens."""
-
-    every = 30.0
-
-    def __init__(self, name: str) -> None:
-        self._name, self._steps = name, -1.0
-
-    def show(self, figures: Figures, rank: int | None) -> None:
-        if figures["steps"] != self._steps or figures["waiting_seconds"] >= _LONG:
-            self._steps = figures["steps"]
-            line = line_of(figures, name=self._name, rank=rank)
-            sys.stderr.write(f"[rankfeed {time.strftime('%H:%M:%S')}] {line}\n")  # other ranks do so too
-            sys.stderr.flush()
-
-
-def line_for(name: str) -> Outlet:
-    """The kind of line that fits standard error."""
-    from rich.console import Console
-
-    # FORCE_COLOR, which batch systems and CI set, makes rich take a file for a terminal.
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    return TerminalLine(name) if terminal and Console(stderr=True).is_interactive else LogLine(name)
-
-
-def line_of(figures: Figures, *, name: str = "", rank: int | None = None) -> str:
+def line_of(figures: Figures, *, name: str, rank: int) -> str:
     """The line for the figures of ``stats()``."""
     from rich.filesize import decimal
 
@@ -66,7 +51,7 @@ def line_of(figures: Figures, *, name: str = "", rank: int | None = None) -> str
     speed, waiting = figures["samples_per_second"], figures["waiting_seconds"]
     parts = [
         name,
-        "" if rank is None else f"rank {rank}",
+        f"rank {rank}",
         f"epoch {figures['epoch']}",
         f"step {figures['epoch_step']:,}" + (f" of {figures['epoch_steps']:,}" if figures["epoch_steps"] else ""),
         f"{speed:,.0f} samples/s" if speed >= 10 or not speed else f"{speed:.2g} samples/s",

@@ -10,27 +10,13 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from rankfeed.errors import RankfeedError, StreamError, TopologyError, safe_str
 from rankfeed.loading.rank_group import TorchRankGroup, process_count
 from rankfeed.loading.streams.sharding import empty_stream
+from rankfeed.loading.streams.stream_batches import PositionedBatch, RankReport, StreamBatches
 from rankfeed.topology import Topology
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class RankReport:
-    """What a rank reports about the next steps."""
-
-    rank: int
-    steps: int  # batches that it has prepared
-    ended: bool  # whether its stream has ended after them
-    num_read: int = 0  # samples of the stream in them and before
-    fingerprint: str = ""  # of the last sample of each of them (see `sample_fingerprint`)
-    error: str = ""  # why it cannot continue after them, the last lines of a traceback
-    has_filler: bool = True  # whether it has a sample for padding rows
 
 
 @dataclass(frozen=True)
@@ -46,12 +32,14 @@ def decide(reports: Sequence[RankReport], *, pads: bool) -> StepDecision:
     """The decision that follows from the reports of all ranks, the same on every rank."""
     # Under "drop" the rank with the fewest steps decides, under "pad" the one with the most; none gets past an
     # error.
-    steps = min(each.steps for each in reports)
+    steps = min(report.steps for report in reports)
     if pads:
-        steps = min((each.steps for each in reports if each.error), default=max(each.steps for each in reports))
-    stopping = [each for each in reports if each.ended and each.steps <= steps]
-    over = len(stopping) == len(reports) if pads else any(each.steps == steps for each in stopping)
-    failed = next((each for each in reports if each.error and each.steps == steps), None)
+        steps = min(
+            (report.steps for report in reports if report.error), default=max(report.steps for report in reports)
+        )
+    stopping = [report for report in reports if report.ended and report.steps <= steps]
+    over = len(stopping) == len(reports) if pads else any(report.steps == steps for report in stopping)
+    failed = next((report for report in reports if report.error and report.steps == steps), None)
     if failed is not None and over and not pads:
         failed = None  # the job stops before the error
     return StepDecision(steps, over or failed is not None, failed)
@@ -66,8 +54,9 @@ def check_same_stream(reports: Sequence[RankReport]) -> None:
             found = f"ranks {first.rank} and {other.rank} read different samples at {first.num_read - 1} or before"
         elif not same_place or first.ended != other.ended:
             found = "; ".join(
-                f"rank {each.rank} read {each.num_read} samples up to this step" + (", then the end" * each.ended)
-                for each in (first, other)
+                f"rank {report.rank} read {report.num_read} samples up to this step"
+                + (", then the end" * report.ended)
+                for report in (first, other)
             )
         else:
             continue
@@ -115,7 +104,7 @@ def check_same_start(
                 ),
                 remedy="create the loader equally on every rank, and load the same state",
             )
-    ranks = sorted(each for each, *_ in reports)
+    ranks = sorted(rank for rank, *_ in reports)
     if ranks != sorted([*range(world_size)] * (len(ranks) // world_size)):
         raise StreamError(
             "the ranks of the processes are inconsistent",
@@ -126,54 +115,40 @@ def check_same_start(
     return min(window for *_, window in reports)
 
 
-class BatchProducer(Protocol[_T]):
-    """The batches that a rank can prepare."""
-
-    filler: list[Any]  # a sample for padding rows; empty where there is none yet
-
-    def __next__(self) -> _T: ...
-
-    def __iter__(self) -> Iterator[_T]: ...
-
-    def report(self, ready: Sequence[_T], ended: bool, error: str) -> RankReport: ...
-
-    def padding_batch(self) -> _T: ...
-
-
 def synchronize_end(
-    producer: BatchProducer[_T], group: TorchRankGroup, *, window: int, pads: bool, shared: bool
-) -> Iterator[_T]:
+    batches: StreamBatches, group: TorchRankGroup, *, window: int, pads: bool, shared: bool
+) -> Iterator[PositionedBatch]:
     """The batches of this rank, as many as all ranks agree on, at most ``window`` of them at once."""
     size, over = 1, False  # the first batch waits for few others
     while not over:
-        ready, error = _prepare(producer, size)
+        ready, error = _prepare(batches, size)
         is_full = len(ready) == size
-        report = producer.report(ready, not is_full and error is None, _text(error))
+        own_report = batches.report(ready, not is_full and error is None, _text(error))
         # What must be equal on all ranks in the middle of one stream.
-        word = int(report.fingerprint[:15] or "0", 16) ^ report.num_read if shared else 0
+        word = int(own_report.fingerprint[:15] or "0", 16) ^ own_report.num_read if shared else 0
         if group.all_equal(is_full, word):
             yield from ready
         else:
-            reports: list[RankReport] = group.gather(report)
-            if shared and not any(each.error for each in reports):
+            reports: list[RankReport] = group.gather(own_report)
+            if shared and not any(report.error for report in reports):
                 check_same_stream(reports)
             decision = decide(reports, pads=pads)
             if (
                 decision.over
                 and decision.failed is None
-                and not any(each.num_read or each.has_filler for each in reports)
+                and not any(report.num_read or report.has_filler for report in reports)
             ):
                 raise empty_stream("the streams of all ranks are empty")
-            behind = [each for each in reports if each.steps < decision.steps]
-            if not all(each.has_filler for each in behind):
-                fillers = group.gather(producer.filler)
-                producer.filler = producer.filler or next(each for each in fillers if each)
+            behind = [report for report in reports if report.steps < decision.steps]
+            if not all(report.has_filler for report in behind):
+                fillers = group.gather(batches.filler)
+                batches.filler = batches.filler or next(filler for filler in fillers if filler)
             if behind:
                 missing = decision.steps - len(ready)
-                padding, failure = _prepare((producer.padding_batch() for _ in range(missing)), missing)
+                padding, failure = _prepare((batches.padding_batch() for _ in range(missing)), missing)
                 ready, error = ready + padding, error or failure
                 # Building these can fail too, which all ranks must know before they deliver them.
-                reports = group.gather(replace(report, steps=len(ready), error=_text(error)))
+                reports = group.gather(replace(own_report, steps=len(ready), error=_text(error)))
                 decision = decide(reports, pads=pads)
             over = decision.over
             yield from ready[: decision.steps]
@@ -181,14 +156,14 @@ def synchronize_end(
                 raise error or StreamError(
                     f"the stream of rank {decision.failed.rank} failed, so all ranks stop",
                     found=decision.failed.error,
-                    where=f"rank {report.rank}",
+                    where=f"rank {own_report.rank}",
                 )
         size = min(2 * size, window)
 
 
-def _prepare(batches: Iterable[_T], size: int) -> tuple[list[_T], Exception | None]:
+def _prepare(batches: Iterable[PositionedBatch], size: int) -> tuple[list[PositionedBatch], Exception | None]:
     """Up to ``size`` batches, and the error if they fail."""
-    ready: list[_T] = []
+    ready: list[PositionedBatch] = []
     try:
         ready.extend(islice(batches, max(0, size)))
     except Exception as error:

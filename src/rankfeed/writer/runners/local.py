@@ -5,6 +5,7 @@ import pickle
 import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, WorkerPool, is_supported
@@ -28,24 +29,19 @@ class LocalRunner(Runner):
         count = min(len(tasks), cores if self.workers is None else self.workers)
         if count > 1 and is_supported():
             try:
-                return _run_in_workers(Payload(TaskHandler(job)), tasks, count)
+                return _run_in_workers(Payload(partial(answer_task, job)), tasks, count)
             except Exception as error:  # the job cannot be pickled
                 reraise_interrupt(error)
         return ((task, run_task(job, task)) for task in tasks)
 
 
-class TaskHandler:
-    """Runs in a worker: runs each task that it is sent, and replies with the shards or the error."""
-
-    def __init__(self, job: WriteJob) -> None:
-        self._job = job
-
-    def __call__(self, message: bytearray, channel: Channel) -> None:
-        try:
-            reply = pickle.dumps((True, run_task(self._job, pickle.loads(message))))  # noqa: S301  (of our parent)
-        except Exception as error:
-            reply = pickle.dumps((False, picklable_error(error)))
-        channel.send(reply)
+def answer_task(job: WriteJob, message: bytearray, channel: Channel) -> None:
+    """Run the task of a message in a worker, and reply with the shards or the error."""
+    try:
+        reply = pickle.dumps((True, run_task(job, pickle.loads(message))))  # noqa: S301  (of our parent)
+    except Exception as error:
+        reply = pickle.dumps((False, picklable_error(error)))
+    channel.send(reply)
 
 
 def _run_in_workers(

@@ -1,4 +1,4 @@
-"""A loader that only says how it is doing."""
+"""A loader of fixed figures, to be watched."""
 
 from typing import Any
 
@@ -29,8 +29,8 @@ FIGURES: dict[str, int | float] = {
 }
 
 
-class Doing:
-    """What is watched of a loader: its figures and its rank."""
+class FakeLoader:
+    """The part of a loader that `rf.watch` reads."""
 
     def __init__(self, rank: int = 0, **figures: float) -> None:
         self.figures: dict[str, int | float] = {**FIGURES, **figures}
@@ -43,11 +43,11 @@ class Doing:
         raise NotImplementedError
 
 
-#: Who watches a loader does not keep it.
-_KEPT: list[Doing] = []
+#: A watch does not keep its loader alive.
+_KEPT: list[FakeLoader] = []
 
 
-def doing(rank: int = 0, **figures: float) -> Doing:
-    """A loader that stays."""
-    _KEPT.append(Doing(rank, **figures))
+def fake_loader(rank: int = 0, **figures: float) -> FakeLoader:
+    """A loader that is kept alive."""
+    _KEPT.append(FakeLoader(rank, **figures))
     return _KEPT[-1]
