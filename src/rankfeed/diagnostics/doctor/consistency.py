@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from rankfeed.diagnostics.doctor.records import Padding, RankLog, RunLog, padding_of
-from rankfeed.diagnostics.doctor.rules import ENOUGH
+from rankfeed.diagnostics.judge import ENOUGH
 from rankfeed.diagnostics.keys import hashes
 
 #: Values are the same below the first share of what chance explains, and others above the second one.

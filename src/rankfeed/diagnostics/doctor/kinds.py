@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rankfeed.diagnostics.doctor.consistency import index_fields
+from rankfeed.diagnostics.doctor.packing import REPETITIVE, repeated
 from rankfeed.diagnostics.doctor.records import EpochLog, Padding, RowKey, RunLog, Step, padding_of
-from rankfeed.diagnostics.doctor.rules import REPETITIVE, repeated
 
 #: Keys identify samples if at least this share of the control's rows has one of its own.
 _IDENTIFYING = 0.9
@@ -27,6 +27,8 @@ class Kind:
     #: Whether equal keys mean equal samples, and whether the control draws with replacement.
     exact: bool = True
     drawn: bool = False
+    #: Whether the control was declared as a universe.
+    declared: bool = False
     #: The fields of the batch that a key is made of, if it is.
     fields: frozenset[str] = frozenset()
 
@@ -71,7 +73,7 @@ def _kind(
     drawn = any(repeated(one) > _DRAWN for pair in pairs for one in pair)
     if declared is not None:
         epochs = max([1, *(len(rank.epochs) for log in controls for rank in log.ranks)])
-        return Kind(name, of, [declared] * epochs, drawn=drawn)
+        return Kind(name, of, [declared] * epochs, drawn=drawn, declared=True)
     stable = bool(pairs) and all(one == other for one, other in pairs)
     return Kind(name, of, [one for one, _ in pairs] if stable else None, drawn=drawn)
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rankfeed.diagnostics.deliveries import LoaderTraits
+
 #: Phases of a rank: before the factory is imported, while a state is loaded, and while ids are read.
 IMPORT, STATE, IDS = "importing the factory", "loading the state", "reading the ids"
 #: What identifies a row: its id, its index in the dataset, or a hash.
@@ -54,16 +56,12 @@ class Built:
     samples: int | None = None
     subset: str | None = None
     fingerprint: str | None = None
-    #: Whether the dataset, perhaps of a DataLoader that the loader wraps, is map-style.
-    indexed: bool = False
+    #: What the loader, and a DataLoader that it wraps, declare.
+    traits: LoaderTraits = field(default_factory=LoaderTraits)
     workers: int | None = None
     persistent: bool = False  # its workers outlive an epoch
     #: Whether a sampler shards what must be the same dataset on all ranks.
     cuts_one_dataset: bool = False
-    #: What samplers declare: dropped remainders, draws with replacement, shuffling (None: they do not say).
-    drops: bool = False
-    replaces: bool = False
-    shuffles: bool | None = None
     #: Whether the loader has a state, and whether that can be loaded on any number of ranks.
     resumes: bool = False
     elastic: bool = False
