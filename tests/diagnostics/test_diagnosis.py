@@ -507,6 +507,16 @@ def test_a_resumed_run(ahead: int, code: str | None) -> None:
     assert found == ([] if code is None else [(code, "error")])
 
 
+def test_an_offset_to_resume_from_that_is_never_cleared() -> None:
+    whole = log(job(), sound, state_after=3)
+    after = log(job(epochs=2, resume="here"), lambda *of: sound(*of)[3:])
+    found = diagnose([whole], alone(sound), 4, [after])
+    assert codes(found) == [("resume-skips", "error")]
+    assert found[0].evidence[0].startswith("epoch 1 after a state of epoch 0")
+    sane = log(job(epochs=2, resume="here"), lambda rank, epoch, *of: sound(rank, epoch, *of)[0 if epoch else 3 :])
+    assert diagnose([whole], alone(sound), 4, [sane]) == ()
+
+
 def test_a_run_resumed_on_other_ranks() -> None:
     def rest(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         return batched(shuffled(epoch)[24:][rank::ranks], workers)

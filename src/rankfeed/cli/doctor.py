@@ -39,6 +39,7 @@ def doctor(
     max_seconds: Annotated[float, option("SECONDS", "Time after which an epoch is cut.")] = 60,
     step_seconds: Annotated[float, option("SECONDS", "Time to train on a batch.", least=0)] = 0,
     set_epoch: Annotated[bool, typer.Option(help="Call set_epoch before each epoch where it exists.")] = True,
+    other_ranks: Annotated[int, option("N", "Ranks of a run on as many nodes; 1: leave it out.", least=1)] = 3,
     resume_ranks: Annotated[int | None, option("N", "Resume on this number of ranks, too.", least=1)] = None,
     json: Json = False,
 ) -> None:
@@ -69,6 +70,7 @@ def doctor(
         max_seconds=max_seconds,
         step_seconds=step_seconds,
         set_epoch=set_epoch,
+        other_ranks=other_ranks,
         resume_ranks=resume_ranks,
         progress=lambda text: None if json else typer.secho(text, err=True, dim=True),
     )

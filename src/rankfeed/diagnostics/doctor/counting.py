@@ -36,8 +36,7 @@ class RunCounter:
         for row, key in enumerate(keys):
             number = self._numbers.setdefault(key, len(self._names))
             if number == len(self._names):
-                is_id = self._kind.name in ("ids", "indices")
-                self._names.append(str(key) if is_id else f"{place} {row}")
+                self._names.append(str(key) if self._kind.names_samples else f"{place} {row}")
             numbers.append(number)
         return np.array(numbers, np.int64)
 

@@ -106,7 +106,7 @@ def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog], controls: Sequence
 
 def _exchanges(run: RunLog, kind: Kind) -> bool:
     """Whether known samples of an epoch come instead of others, more than padding and dropping explain."""
-    explained = run.job.ranks * max(run.job.workers, 1) * _largest_batch(run)
+    explained = run.job.ranks * max(run.job.workers, 1) * run.largest_batch
     for expected, epochs in zip(kind.control or (), run.epochs, strict=False):
         total = kind.total(epochs)
         new = Counter({key: 1 for key in total if key not in expected})
@@ -115,16 +115,12 @@ def _exchanges(run: RunLog, kind: Kind) -> bool:
     return False
 
 
-def _largest_batch(run: RunLog) -> int:
-    return max((step.rows or len(step.indices or ()) for step in run.steps), default=0)
-
-
 def _facts(run: RunLog, kind: Kind | None, allow: Collection[str], *, drawn: bool = False) -> JudgedFacts:
     """What is known of a run besides its counts."""
     declared = [built.traits for built in run.built]
     shuffles = {traits.shuffles for traits in declared}
     return JudgedFacts(
-        "none" if kind is None else "ids" if kind.name in ("ids", "indices") else "content",
+        "none" if kind is None else "ids" if kind.names_samples else "content",
         "declared" if kind is not None and kind.declared else "control",
         cut=bool(run.cut),
         traits=LoaderTraits(
@@ -160,7 +156,7 @@ def _samples(
     if chosen is None:
         yield from judge_samples((), facts)
         return
-    if chosen.control is not None and chosen.name not in ("ids", "indices") and not run.cut:
+    if chosen.control is not None and not chosen.names_samples and not run.cut:
         yield finding("no-ids", "note", "batches have no ids", f"samples are identified by {chosen.name}")
     counter = RunCounter(chosen, run, controls)
     expected = None if run.cut else chosen.control
@@ -195,7 +191,7 @@ def _never_drawn(run: RunLog, kind: Kind, controls: Sequence[RunLog], facts: Jud
     drawn = {key for epochs in run.epochs for key in kind.total(epochs)}
     control = {key for epochs in controls[0].epochs[: len(run.epochs)] for key in kind.total(epochs)}
     never, new = control - drawn, drawn - control
-    if len(never) > 4 * len(new) + run.job.ranks * max(run.job.workers, 1) * _largest_batch(run):
+    if len(never) > 4 * len(new) + run.job.ranks * max(run.job.workers, 1) * run.largest_batch:
         of_control = f"{len(never)} of {len(control)} samples that one process draws"
         text = f"{facts.where}: {of_control} are drawn in no epoch: {listed(sorted(map(str, never)))}"
         yield finding("missing-samples", "error", "some samples are never drawn", text)
@@ -228,7 +224,7 @@ def _tokens(run: RunLog, controls: Sequence[RunLog], allow: Collection[str]) -> 
             return
         one, other = (_tokens_of(log.epochs[number]) for log in controls[:2])
         traits, where = _facts(run, None, allow).traits, f"{run.job.name}, epoch {number}"
-        options = {"ranks": run.job.ranks, "batch": _largest_batch(run)}
+        options = {"ranks": run.job.ranks, "batch": run.largest_batch}
         if judge_tokens(one, other, traits, where=where, **options).severity == "error":
             return  # the tokens of two equal runs differ
         yield judge_tokens(one, _tokens_of(each), traits, where=where, **options)

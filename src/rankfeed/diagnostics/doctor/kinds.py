@@ -32,6 +32,11 @@ class Kind:
     #: The fields of the batch that a key is made of, if it is.
     fields: frozenset[str] = frozenset()
 
+    @property
+    def names_samples(self) -> bool:
+        """Whether keys are ids or indices, which mean something to people."""
+        return self.name in ("ids", "indices")
+
     def order(self, epoch: EpochLog) -> list[RowKey]:
         """All keys of an epoch of a rank."""
         return [key for step in epoch.steps for key in self.of(step)]

@@ -22,8 +22,9 @@ def failures(runs: Sequence[RunLog], controls: Sequence[RunLog], resumed: Sequen
         same = [each for each in working if each.job.ranks == run.job.ranks]
         if same and run.job.start_method not in {each.job.start_method for each in same}:
             yield from _failures(run, "warning", f", with the {run.job.start_method} start method only")
-        elif runs[0].ok and run.job.ranks != runs[0].job.ranks and _raised(run):
-            yield from _failures(run, "unproven", f", with {run.job.ranks} ranks only")
+        elif runs[0].ok and (run.job.ranks, run.job.nodes) != (runs[0].job.ranks, 1) and _raised(run):
+            only = f", with {run.job.ranks} ranks on {run.job.nodes} nodes only (see --other-ranks)"
+            yield from _failures(run, "unproven", only)
         else:
             yield from _failures(run)
     for run in resumed:
@@ -141,25 +142,32 @@ def _precedes(one: RowKey, other: RowKey) -> bool:
 
 
 def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:
-    """What a run delivers that resumed from the middle of the first epoch of `whole`."""
+    """What a run delivers that resumed from the middle of the first epoch of `whole`, there and in later epochs."""
     if not whole.epochs or not after.epochs or any(rank.state_after is None for rank in whole.ranks):
         return
-    expected = kind.total(whole.epochs[0])
     before: Counter[RowKey] = Counter()
     for rank, epoch in zip(whole.ranks, whole.epochs[0], strict=True):
         before.update(key for step in epoch.steps[: rank.state_after] for key in kind.of(step))
-    rest = kind.total(after.epochs[0])
-    if (whole.job.ranks, whole.job.workers) != (after.job.ranks, after.job.workers):
-        expected = Counter({*expected})  # padding differs
     steps = " or ".join(str(each) for each in sorted({rank.state_after or 0 for rank in whole.ranks}))
-    taken = f"the state was taken after {steps} steps ({before.total()} samples), {after.job.name}"
-    for code, found, what in (
-        ("resume-repeats", before + rest - expected, "a resumed run repeats samples of before the checkpoint"),
-        ("resume-skips", expected - before - rest, "a resumed run skips samples"),
-    ):
-        if found:
-            text = f"{taken}: {found.total()} samples: {listed([str(key) for key in found], 8)}"
-            yield finding(code, "error", what, text)
+    for number, (uninterrupted, epochs) in enumerate(zip(whole.epochs, after.epochs, strict=False)):
+        expected, delivered = kind.total(uninterrupted), kind.total(epochs)
+        if (whole.job.ranks, whole.job.workers) != (after.job.ranks, after.job.workers):
+            expected = Counter({*expected})  # padding differs
+        place, spare = f"the state was taken after {steps} steps ({before.total()} samples)", 0
+        if number:
+            # A whole epoch again, in which other remainders may be padded or dropped.
+            place = f"epoch {number} after a state of epoch 0"
+            spare = max(run.job.ranks * max(run.job.workers, 1) * run.largest_batch for run in (whole, after))
+        else:
+            delivered += before
+        for code, samples, what in (
+            ("resume-repeats", delivered - expected, "a resumed run repeats samples of before the checkpoint"),
+            ("resume-skips", expected - delivered, "a resumed run skips samples"),
+        ):
+            if samples.total() > spare:
+                text = f"{place}, {after.job.name}: {samples.total()} samples"
+                names = f": {listed([str(key) for key in samples], 8)}" if kind.names_samples else ""
+                yield finding(code, "error", what, text + names)
 
 
 def length_of(

@@ -25,6 +25,7 @@ class Job:
     workers: int
     start_method: str
     epochs: int
+    nodes: int = 1  # on which the ranks seem to run, equally many on each
     timeout: float = 60.0
     max_steps: int = 1000
     max_seconds: float = 60.0
@@ -260,6 +261,11 @@ class RunLog:
     @property
     def steps(self) -> Iterator[Step]:
         return (step for rank in self.ranks for epoch in rank.epochs for step in epoch.steps)
+
+    @property
+    def largest_batch(self) -> int:
+        """The largest number of rows in a batch."""
+        return max((step.rows or len(step.indices or ()) for step in self.steps), default=0)
 
     @property
     def built(self) -> list[Built]:
