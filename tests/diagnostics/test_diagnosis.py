@@ -364,7 +364,9 @@ def test_a_dropped_remainder() -> None:
         ids = shuffled(epoch, 98)
         return batched((ids[:96] if ranks > 1 else ids)[rank::ranks], workers)
 
-    assert codes(findings(deal, built=Built(seconds=0, traits=LoaderTraits(drops=True)))) == [("missing-samples", "note")]
+    assert codes(findings(deal, built=Built(seconds=0, traits=LoaderTraits(drops=True)))) == [
+        ("missing-samples", "note")
+    ]
 
 
 def test_a_control_that_drops_its_last_batch_is_no_measure() -> None:

@@ -31,7 +31,9 @@ def epoch(
     return EpochReport(number, samples, unique, missing, 0, ranks, **given)
 
 
-def facts(keys: Any = "ids", expectation: Any = "declared", expected: int | None = 96, **given: Any) -> JudgedFacts:
+def facts(
+    keys: Any = "ids", expectation: Any = "declared", expected: int | None = 96, **given: Any
+) -> JudgedFacts:
     cut = given.pop("cut", False)
     return JudgedFacts(keys, expectation, expected, cut, LoaderTraits(**given))
 
@@ -107,7 +109,9 @@ def facts(keys: Any = "ids", expectation: Any = "declared", expected: int | None
         ([epoch(0, 0, 0, None)], facts("none", None, None), NOT_PROVEN, "not-counted"),
     ],
 )
-def test_figures_of_epochs_lead_to_a_verdict(epochs: list[EpochReport], known: JudgedFacts, verdict: Verdict, code: str | None) -> None:
+def test_figures_of_epochs_lead_to_a_verdict(
+    epochs: list[EpochReport], known: JudgedFacts, verdict: Verdict, code: str | None
+) -> None:
     found = [*judge(epochs, known)]
     assert verdict_of(found) == verdict, found
     assert code is None or code in {each.code for each in found}
@@ -143,11 +147,16 @@ def delivered(number: int, orders: Sequence[Order], expected: Counter[int], batc
         batches: Any = [flat[start : start + batch] for start in range(0, len(flat), batch)]
         for keys in flat if flat and not isinstance(flat[0], int) else batches:
             record.add(np.array(keys, np.int64))
-        keys = np.array([key for each in order for key in (each if not isinstance(each, int) else [each])], np.int64)
+        keys = np.array(
+            [key for each in order for key in (each if not isinstance(each, int) else [each])], np.int64
+        )
         deliveries.append(Keys(keys, np.arange(len(keys))))
         figures.append(record.figures(rank, in_order=True))
         logs.append(record.steps)
-    keys, times = np.array(sorted(expected), np.int64), np.array([expected[key] for key in sorted(expected)], np.int64)
+    keys, times = (
+        np.array(sorted(expected), np.int64),
+        np.array([expected[key] for key in sorted(expected)], np.int64),
+    )
     return report_of(number, count(deliveries, logs, keys, times), figures, logs)
 
 
@@ -215,7 +224,8 @@ TABLE: dict[str, tuple[Sequence[Sequence[Order]], dict[str, Any], list[tuple[str
                                         {"replaces": True, "control": [each // 2 for each in EVERYTHING]},
                                         [UNSHARDED]),
     "the same draws": ([[RESAMPLED[0]] * 2], {"replaces": True}, [UNSHARDED]),
-    "the same draws, allowed": ([[RESAMPLED[0]] * 2], {"replaces": True, "allowed": ("replacement",)}, [UNSHARDED]),
+    "the same draws, allowed": ([[RESAMPLED[0]] * 2], {"replaces": True, "allowed": ("replacement",)},
+                                [UNSHARDED]),
     "two different orders, each cut": ([[random.Random(rank).sample(EVERYTHING, N // 2) for rank in range(2)]], {},
                                        [UNSHARDED]),
 }  # fmt: skip

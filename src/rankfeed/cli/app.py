@@ -38,8 +38,8 @@ def rankfeed(
 ) -> None:
     """Inspect, plan, write and verify data for distributed PyTorch training.
 
-    Exit status: 0 sound or done, 1 diseased, damaged or failed, 2 invalid arguments, 3 not proven, 70 internal error.
-    With --json a command prints one JSON document, also of an error.
+    Exit status: 0 sound or done, 1 diseased, damaged or failed, 2 invalid arguments, 3 not proven, 70 internal
+    error. With --json a command prints one JSON document, also of an error.
 
     Example: rankfeed inspect data/
     """
@@ -93,7 +93,9 @@ def main() -> None:
         traceback.print_exc()
         remedy = "please report it with the traceback"
         found = f"{type(error).__name__}: {safe_str(error)}"
-        code = _fail(_INTERNAL, f"internal error: {found}\n  remedy: {remedy}", error="internal error", found=found)
+        code = _fail(
+            _INTERNAL, f"internal error: {found}\n  remedy: {remedy}", error="internal error", found=found
+        )
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -172,8 +172,8 @@ class EpochReport:
 class RankRecord:
     """The deliveries of a rank in an epoch, while it is read.
 
-    ``partitions`` keep the keys. ``indexed``: whether workers draw random numbers for samples only, as of a map-style
-    dataset; those of a stream draw some before their first batch to shuffle, which must be the same in all of them.
+    ``partitions`` keep the keys. ``indexed``: whether workers draw random numbers for samples only, as of a
+    map-style dataset; those of a stream draw some before their first batch to shuffle, the same in all of them.
     """
 
     def __init__(self, partitions: HashPartitions | None = None, *, indexed: bool = False) -> None:
@@ -241,7 +241,7 @@ def report_of(
     *,
     interval: int = 1,
     keyed: bool = True,
-    names: Callable[[Sequence[Any]], Sequence[str]] = lambda keys: [str(key) for key in keys],
+    names: Callable[[Sequence[Any]], Sequence[str]] = lambda keys: [*map(str, keys)],
 ) -> EpochReport:
     """The figures of all ranks.
 

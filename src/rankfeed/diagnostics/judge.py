@@ -18,9 +18,10 @@ from rankfeed.errors import listed
 
 #: What identifies samples; "none": rows cannot be distinguished or hashed.
 KeyKind = Literal["ids", "content", "none"]
-#: Where the expected samples are known from: the universe or the plan, a control run on one rank, the length of the
-#: dataset, or the samples that any of several epochs delivered.
+#: Where the expected samples are known from: the universe or the plan, a control run on one rank, the length of
+#: the dataset, or the samples that any of several epochs delivered.
 Expectation = Literal["declared", "control", "dataset", "epochs"]
+_Place = tuple[int, int, int]  # rank, worker, epoch
 #: Equal sequences of fewer samples, or of fewer different ones, may be chance.
 ENOUGH, _DIFFERENT = 8, 0.9
 #: Two shares this close are equal.
@@ -218,7 +219,7 @@ def _missing_text(epoch: EpochReport, facts: JudgedFacts) -> tuple[str, ...]:
 
 
 def _lack(epoch: EpochReport, facts: JudgedFacts, *, same: bool, other: bool) -> Iterator[Finding]:
-    """Samples that were not delivered; ``same``, ``other``: all epochs lack the same ones, or each of them others."""
+    """Samples that were not delivered; ``same``, ``other``: all epochs lack the same, or each of them others."""
     traits, lack = facts.traits, epoch.missing or 0
     if not lack or facts.cut or (traits.replaces and epoch.repeated):
         return
@@ -318,38 +319,31 @@ def _same_order(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator[F
 def _same_randomness(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator[Finding]:
     """Workers that draw the same random numbers.
 
-    An error for workers of a rank, if the draws belong to samples: a stream may use them to shuffle only. Ranks and
-    epochs may draw the same because a training script seeds them so.
+    An error for workers of a rank, if the draws belong to samples: a stream may use them to shuffle only. Ranks
+    and epochs may draw the same because a training script seeds them so.
     """
-    drawn: dict[str, dict[tuple[int, int, int], str]] = {}
+    drawn: dict[str, dict[_Place, str]] = {}
     for epoch in epochs:
         for rank in epoch.ranks:
             for worker, name, digest in rank.streams:
                 drawn.setdefault(name, {})[rank.rank, worker, epoch.epoch] = digest
     for generator, places in sorted(drawn.items()):
-        by_digest: dict[str, list[tuple[int, int, int]]] = {}
+        first_of: dict[tuple[object, ...], _Place] = {}
+        pairs: dict[str, tuple[_Place, _Place]] = {}
         for place, digest in places.items():
-            by_digest.setdefault(digest, []).append(place)
-        pairs: dict[str, tuple[tuple[int, int, int], tuple[int, int, int]]] = {}
-        for alike in by_digest.values():
-            firsts: dict[tuple[Any, ...], tuple[int, int, int]] = {}
-            for place in alike:
-                rank, worker, number = place
-                for parties, shared in (
-                    ("workers", (rank, number)),
-                    ("epochs", (rank, worker)),
-                    ("ranks", (number,)),
-                ):
-                    first = firsts.setdefault((parties, *shared), place)
-                    if first != place and (parties != "ranks" or first[0] != rank):
-                        pairs.setdefault(parties, (first, place))
-        for parties, (first, place) in pairs.items():
+            number, worker, turn = place
+            groups = {"workers": (number, turn), "epochs": (number, worker), "ranks": (turn,)}
+            for parties, group in groups.items():
+                first = first_of.setdefault((digest, parties, *group), place)
+                if first != place and (parties != "ranks" or first[0] != number):
+                    pairs.setdefault(parties, (first, place))
+        for parties, both in pairs.items():
             severity: Severity = "error" if parties == "workers" and facts.traits.indexed else "warning"
-            both = " and ".join("rank {} worker {} epoch {}".format(*each) for each in (first, place))
-            text = f"{parties} draw the same numbers from {generator}: {both}"
-            text = f"{facts.where}: {text}" if facts.where else text
+            names = " and ".join("rank {} worker {} epoch {}".format(*place) for place in both)
+            text = f"{parties} draw the same numbers from {generator}: {names}"
             what = "the same random numbers are drawn for different samples"
-            yield finding("same-randomness-in-workers", severity, what, text)
+            where = f"{facts.where}: " if facts.where else ""
+            yield finding("same-randomness-in-workers", severity, what, where + text)
 
 
 def _alike(digests: Mapping[Any, str]) -> list[str]:

@@ -188,7 +188,7 @@ def _locate(
 
 
 def _excess_within(groups: Int64, groups_of_key: int, allowed: Int64) -> int:
-    """Deliveries of a key in one group beyond those that are allowed; group g belongs to key g // groups_of_key."""
+    """Deliveries of a key in one group beyond the allowed ones; group g belongs to key g // groups_of_key."""
     group, times = np.unique(groups, return_counts=True)
     return int((times - allowed[group // groups_of_key]).clip(0).sum())
 

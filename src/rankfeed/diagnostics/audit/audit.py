@@ -175,7 +175,7 @@ def _count(
     first = {each.share: each.rank for each in reversed(summaries)}
     # Of processes that read one share (tensor-parallel peers) one counts.
     counted = [each for each in summaries if each.share is None or first[each.share] == each.rank]
-    logs = [record.partitions for record in reader.records]
+    logs = reader.partitions
     if keys == "none" or processes.rank not in [each.rank for each in counted]:
         logs = [HashPartitions(reader.scratch) for _ in logs]
     due = HashPartitions(reader.scratch / "universe", memory)

@@ -45,13 +45,15 @@ class AuditReader:
     def __init__(self, loader: Iterable[Any], key: Key, scratch: Path, rank: int, memory: int) -> None:
         self.loader, self.key, self.scratch, self.memory = loader, key, scratch, memory
         self.records: list[RankRecord] = []
+        self.partitions: list[HashPartitions] = []
         traits = traits_of(loader, 0 if as_own(loader) is not None else None)
         self.summary = RankSummary(rank, traits, dataset_of(loader))
 
     def read(self, max_steps: int | None) -> None:
         """Read an epoch."""
         path = self.scratch / f"epoch-{len(self.records)}"
-        log = RankRecord(HashPartitions(path, self.memory, numbered=True), indexed=self.summary.traits.indexed)
+        self.partitions.append(HashPartitions(path, self.memory, numbered=True))
+        log = RankRecord(self.partitions[-1], indexed=self.summary.traits.indexed)
         self.records.append(log)
         own, summary = as_own(self.loader), self.summary
         # A column of the user may have the name of the mask if the loader needs none.

@@ -47,6 +47,7 @@ def _found(
         yield from outcomes.differences(run)
         yield from outcomes.lengths(run)
         yield from outcomes.dropped(run)
+        yield from outcomes.copied_rows(run)
         yield from resources.handles(run)
         yield from resources.memory(run, without)
         yield from resources.times(run)
@@ -62,6 +63,12 @@ def _found(
         if (one == other and one_dataset and one >= len(good)) or (other < len(good) and kind is None):
             yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
     yield from _partial_epochs(good, allow)
+    yield from outcomes.changed_reads(good)
+    for each in kinds:
+        if each.apart:
+            fields, of_runs = each.apart
+            what = "fields of a sample arrive with those of other samples"
+            yield finding("rows-come-apart", "error", what, f"{of_runs}: {fields}")
     if kind is not None and kind.name == "indices":
         for text in unknown_content(good, runs):
             what = "samples have other content than in one process: a wrong cache, or a seed with the rank in it"
@@ -162,7 +169,7 @@ def _samples(
     expected = None if run.cut else chosen.control
     groups = [epochs] if "shared" not in allow else counter.peers(epochs, expected)
     repeats = any(repeated(kind_total) >= REPETITIVE for kind_total in counter.totals(controls)) and run.cut
-    findings = []
+    findings: list[Finding] = []
     for group in groups:
         reports = counter.reports(group, expected)
         if any(one.ranks[0].order != other.ranks[0].order for one in reports for other in reports[:1]):

@@ -78,8 +78,8 @@ def examine(
     """Run a loader's factory on several ranks and judge what it delivers.
 
     It runs with the requested ranks and workers, on 3 ranks of which each seems to be on a node of its own
-    (``LOCAL_RANK`` is 0) without workers, and twice on one rank without workers: this control says what there is to
-    deliver. Every process that is started here is ended here.
+    (``LOCAL_RANK`` is 0) without workers, and twice on one rank without workers: this control says what there is
+    to deliver. Every process that is started here is ended here.
 
     Args:
         factory: ``module:function`` or ``file.py:function``, or a function at the top of a module. It is called on
@@ -159,7 +159,10 @@ def examine(
                 runs.append(run(ranks=other_ranks, nodes=other_ranks, workers=0, epochs=min(2, epochs)))
             steps = max_steps * (ranks if first.cut else max(ranks, other_ranks))
             alone = {"ranks": 1, "workers": 0, "step_seconds": 0.0, "max_steps": steps}
-            controls = [run(f"{_CONTROL} {number}, 1 rank, no workers", **alone) for number in (1, 2)]
+            controls = [
+                run(f"{_CONTROL} {number}, 1 rank, no workers", reads_twice=number == 2, **alone)
+                for number in (1, 2)
+            ]
         if first.ok and all(rank.state_after is not None for rank in first.ranks):
             resumed.append(run(resume=states, epochs=min(2, epochs)))
             elastic = all(built.elastic for built in first.built)

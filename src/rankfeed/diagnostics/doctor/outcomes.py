@@ -141,8 +141,33 @@ def _precedes(one: RowKey, other: RowKey) -> bool:
     return one <= other if isinstance(one, int) and isinstance(other, int) else str(one) <= str(other)
 
 
+def changed_reads(controls: Sequence[RunLog]) -> Iterator[Finding]:
+    """A batch that one process reads twice from one state of all generators, with different content.
+
+    A generator that is not known explains that, too: an error only if two equal runs had the same content.
+    """
+    reads = [rank.read_twice for log in controls for rank in log.ranks if rank.read_twice is not None]
+    contents = [[step.content for step in log.steps] for log in controls[:2]]
+    for read in reads:
+        if not read.differs or not (read.drew or contents[0] == contents[-1]):
+            continue
+        what = "an item that is read again has other content, although all random generators were as before"
+        text = f"{read.differs} of the indices {listed([str(index) for index in read.indices], 8)}"
+        yield finding("reads-differ", "unproven" if read.drew else "error", what, text)
+
+
+def copied_rows(run: RunLog) -> Iterator[Finding]:
+    """Batches whose rows are all the same, though their samples are not: a buffer that all of them use."""
+    steps = [step for step in run.steps if (step.rows or 0) > 1 and step.fields]
+    are_copies = all(len({*step.content}) == 1 and len({*(step.indices or ())}) > 1 for step in steps)
+    if len(steps) >= 3 and are_copies and len({step.content[0] for step in steps}) > 1:
+        text = f"{run.job.name}: in all {len(steps)} batches of several samples"
+        what = "the rows of a batch are copies of one of its samples"
+        yield finding("reads-differ", "error", what, text)
+
+
 def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:
-    """What a run delivers that resumed from the middle of the first epoch of `whole`, there and in later epochs."""
+    """What a run delivers that resumed from the middle of the first epoch of `whole`, also in later epochs."""
     if not whole.epochs or not after.epochs or any(rank.state_after is None for rank in whole.ranks):
         return
     before: Counter[RowKey] = Counter()

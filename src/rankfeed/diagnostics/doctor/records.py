@@ -35,6 +35,7 @@ class Job:
     #: Directory for the loader's state from the middle of its first epoch, and directory to resume from.
     states: str | None = None
     resume: str | None = None
+    reads_twice: bool = False  # whether a batch is read twice in the end
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,15 @@ class Moved:
     end: int
 
 
+@dataclass(frozen=True)
+class ReadTwice:
+    """A batch was read twice from one state of all random generators."""
+
+    indices: list[int]
+    differs: int  # of them, those with other content
+    drew: bool  # whether a generator was drawn from
+
+
 @dataclass
 class RunFailure:
     """How a rank failed: it raised, hangs or died; with the last lines that it printed."""
@@ -152,7 +162,7 @@ class RunFailure:
     root: bool = True
 
 
-Record = Event | Built | Step | Sizes | Moved | RunFailure
+Record = Event | Built | Step | Sizes | Moved | ReadTwice | RunFailure
 
 
 @dataclass
@@ -192,6 +202,7 @@ class RankLog:
     built: Built | None = None
     epochs: list[EpochLog] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
+    read_twice: ReadTwice | None = None
     state_after: int | None = None
     failure: RunFailure | None = None
     done: bool = False
@@ -225,6 +236,8 @@ class RankLog:
                 self.epochs[-1].sizes.append(record)
             case Moved():
                 self.moved.append(record)
+            case ReadTwice():
+                self.read_twice = record
             case RunFailure():
                 self.failure = record
 
