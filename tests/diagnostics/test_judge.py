@@ -209,9 +209,8 @@ TABLE: dict[str, tuple[Sequence[Sequence[Order]], dict[str, Any], list[tuple[str
     "remainder, declared": ([shares(EVERYTHING[:90])], {"drops": True}, [DROPPED]),
     "remainder, declared, the same in each epoch": ([shares(EVERYTHING[:90])] * 2, {"drops": True}, [DROPPED]),
     "remainder, another in each epoch": ([shares(EVERYTHING[:84]), shares(EVERYTHING[12:])], {}, [DROPPED]),
-    "remainder, the same, shuffled": ([shares(EVERYTHING[:90])] * 2, {"shuffles": True}, [MISSING]),
-    "remainder, the same, in order, less than a global batch": ([shares(EVERYTHING[:90])] * 2, {}, [DROPPED]),
-    "remainder, the same, in order, of each worker": ([shares(EVERYTHING[:84])] * 2, {}, [MISSING]),
+    "remainder, the same in each epoch, less than a global batch": ([shares(EVERYTHING[:90])] * 2, {}, [DROPPED]),
+    "remainder, the same in each epoch, of each worker": ([shares(EVERYTHING[:84])] * 2, {}, [MISSING]),
     "padded by the sampler, last batch dropped": ([[EVERYTHING[:44:2], [*EVERYTHING[1:42:2], 0]]],
                                                   {"control": 44, "drops": True}, [DROPPED, PADDED]),
     "a repeat for a missing sample": ([[EVERYTHING[:44:2], [*EVERYTHING[1:42:2], 0]]], {"control": 44},
@@ -256,11 +255,11 @@ def test_a_distributed_sampler_is_never_accused(size: int, ranks: int, batch: in
 
 
 @given(st.integers(1, 100), st.lists(st.lists(st.integers(0, 120), max_size=150), min_size=2, max_size=4))
-def test_a_sound_epoch_has_each_sample_except_padding(size: int, orders: list[list[int]]) -> None:
-    """Whatever is delivered in each of two epochs: without an error there is at most a padding."""
-    findings = said(orders, orders, control=size, shuffles=True)
+def test_a_sound_epoch_has_each_sample_up_to_a_global_batch(size: int, orders: list[list[int]]) -> None:
+    """Whatever is delivered in each of two epochs: without an error at most a global batch is too many or few."""
+    findings = said(orders, orders, control=size)
     counts = Counter(key for order in orders for key in order)
     excess = (counts - Counter(range(size)) - Counter(set(counts) - {*range(size)})).total()
     if all(severity == "note" for _, severity in findings):
-        assert not Counter(range(size)) - counts
+        assert (Counter(range(size)) - counts).total() <= len(orders) * 4
         assert excess < len(orders) * 4

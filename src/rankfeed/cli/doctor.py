@@ -10,8 +10,10 @@ import typer
 from rankfeed.cli.options import option
 from rankfeed.cli.output import Json, show, show_findings
 
+#: As `rankfeed.diagnostics.doctor.examine` takes them.
+ALLOWED = ("shared", "shared-samples", "shared-batches", "replacement", "partial")
 StartMethod = StrEnum("StartMethod", ["fork", "spawn", "forkserver"])
-Allowed = StrEnum("Allowed", ["shared", "replacement", "partial"])
+Allowed = StrEnum("Allowed", [(name.replace("-", "_"), name) for name in ALLOWED])
 _Factory = Annotated[
     str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns the loader; or FILE.py:FUNCTION.")
 ]
@@ -21,7 +23,7 @@ _StartMethod = Annotated[
 ]
 _Allow = Annotated[
     list[Allowed] | None,
-    option("shared|replacement|partial", "Intended: ranks read the same; draws; a part in each epoch."),
+    option("|".join(ALLOWED), "Intended: ranks read the same samples, or batches; draws; a part in each epoch."),
 ]
 
 

@@ -245,7 +245,6 @@ def _lack(epoch: EpochReport, facts: JudgedFacts, *, same: bool, other: bool) ->
     elif (
         facts.expectation == "control"
         and is_remainder
-        and not (same and traits.shuffles)
         and (not same or lack <= len(epoch.ranks) * epoch.batch_size)
     ):
         yield finding("missing-samples", "note", "some samples are not delivered", *text)
@@ -280,7 +279,8 @@ def _same_sequences(epoch: EpochReport, facts: JudgedFacts) -> Iterator[Finding]
             return True
         return length >= ENOUGH and epoch.unique >= (ENOUGH if facts.is_certain else _DIFFERENT * length)
 
-    ranks = _alike({rank.rank: rank.order for rank in epoch.ranks if rank.samples})
+    # Of one sample each, padding repeats one on another rank.
+    ranks = _alike({rank.rank: rank.order for rank in epoch.ranks if rank.samples > 1})
     if ranks and is_telling(epoch.ranks[0].samples):
         yield finding("not-sharded-by-rank", "error", what, f"{facts.place(epoch)}: ranks {listed(ranks)}")
     for rank in epoch.ranks:

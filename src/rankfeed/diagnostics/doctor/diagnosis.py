@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from rankfeed.diagnostics.deliveries import LoaderTraits
+from rankfeed.diagnostics.deliveries import EpochReport, LoaderTraits
 from rankfeed.diagnostics.doctor import outcomes, resources
 from rankfeed.diagnostics.doctor.consistency import conflicts, sample_fields, unknown_content
 from rankfeed.diagnostics.doctor.counting import IDENTITY, RunCounter
@@ -51,7 +51,10 @@ def _found(
         yield from resources.handles(run)
         yield from resources.memory(run, without)
         yield from resources.times(run)
-        yield from judge_steps(RunCounter(IDENTITY, run).reports(run.epochs), _facts(run, IDENTITY, allow))
+        reports = RunCounter(IDENTITY, run).reports(run.epochs)
+        yield from judge_steps(reports, _facts(run, IDENTITY, allow))
+        if "shared-batches" in allow:
+            yield from _other_batches(run, reports)
     yield from resources.workers(runs, cpus)
     good = [each for each in controls if each.ok or each.cut]
     differing = conflicts([*good, *runs])
@@ -125,7 +128,6 @@ def _exchanges(run: RunLog, kind: Kind) -> bool:
 def _facts(run: RunLog, kind: Kind | None, allow: Collection[str], *, drawn: bool = False) -> JudgedFacts:
     """What is known of a run besides its counts."""
     declared = [built.traits for built in run.built]
-    shuffles = {traits.shuffles for traits in declared}
     return JudgedFacts(
         "none" if kind is None else "ids" if kind.names_samples else "content",
         "declared" if kind is not None and kind.declared else "control",
@@ -134,7 +136,6 @@ def _facts(run: RunLog, kind: Kind | None, allow: Collection[str], *, drawn: boo
             run.job.workers,
             drops=any(traits.drops for traits in declared),
             replaces=drawn or any(traits.replaces for traits in declared),
-            shuffles=True in shuffles or (None if None in shuffles or not shuffles else False),
             indexed=all(step.indices is not None for step in run.steps),
         ),
         exact=kind is None or kind.exact,
@@ -166,15 +167,14 @@ def _samples(
     if chosen.control is not None and not chosen.names_samples and not run.cut:
         yield finding("no-ids", "note", "batches have no ids", f"samples are identified by {chosen.name}")
     counter = RunCounter(chosen, run, controls)
+    shared = any(each.startswith("shared") for each in allow)
     expected = None if run.cut else chosen.control
-    groups = [epochs] if "shared" not in allow else counter.peers(epochs, expected)
+    groups = [epochs] if not shared else counter.peers(epochs, expected)
     repeats = any(repeated(kind_total) >= REPETITIVE for kind_total in counter.totals(controls)) and run.cut
     findings: list[Finding] = []
     for group in groups:
         reports = counter.reports(group, expected)
-        if any(one.ranks[0].order != other.ranks[0].order for one in reports for other in reports[:1]):
-            facts = replace(facts, traits=replace(facts.traits, shuffles=True))
-        if not repeats and ("shared" not in allow or expected is not None):
+        if not repeats and (not shared or expected is not None):
             findings += judge_samples(reports, facts)
     yield from findings
     errors = any(each.severity == "error" for each in findings)
@@ -182,6 +182,22 @@ def _samples(
         yield from _uncounted(run, facts, controls)
     if facts.traits.replaces and facts.exact and controls and not errors and expected is not None:
         yield from _never_drawn(run, chosen, controls, facts)
+
+
+def _other_batches(run: RunLog, epochs: Sequence[EpochReport]) -> Iterator[Finding]:
+    """Ranks without a peer that receives the same batches in the same order."""
+    for epoch in epochs:
+        peers = Counter(rank.order for rank in epoch.ranks)
+        alone = [str(rank.rank) for rank in epoch.ranks if peers[rank.order] == 1]
+        if alone and run.job.ranks > 1:
+            # Content may be random on each rank.
+            is_known = all(step.ids is not None or step.indices is not None for step in run.steps)
+            what = "ranks that share their batches receive different ones"
+            text = (
+                f"{run.job.name}, epoch {epoch.epoch}: no other rank receives the batches of rank {listed(alone)}"
+            )
+            yield finding("differs-between-ranks", "error" if is_known else "unproven", what, text)
+            return
 
 
 def _cut_alike(epochs: Sequence[EpochLog]) -> list[list[EpochLog]]:

@@ -17,7 +17,7 @@ from rankfeed.errors import ArgumentError
 
 START_METHODS = ("fork", "spawn", "forkserver")
 #: What a caller may allow.
-ALLOWED = ("shared", "replacement", "partial")
+ALLOWED = ("shared", "shared-samples", "shared-batches", "replacement", "partial")
 #: Names of the control runs begin with it.
 _CONTROL = "control"
 
@@ -93,9 +93,10 @@ def examine(
         key: ids of the samples: a path in the batch (``"id"``, ``"0.sample_id"``, ``"meta.k"``, 1) or
             ``"module:function"``; if None, ``sample_id``, else dataset indices, else content.
         universe: number of samples, if ids are 0 to n - 1.
-        allow: "shared" if ranks read the same samples on purpose (full validation on every rank, tensor-parallel
-            peers), "replacement" if samples are drawn with replacement on purpose, "partial" if each epoch reads
-            another part of the dataset on purpose.
+        allow: "shared-samples" (or "shared") if ranks read the same samples on purpose (full validation on every
+            rank), "shared-batches" if they do step by step (tensor-parallel peers), "replacement" if samples are
+            drawn with replacement on purpose, "partial" if each epoch reads another part of the dataset on
+            purpose.
         timeout: seconds for the factory and for each batch.
         max_steps: an epoch is cut after this many.
         max_seconds: an epoch is cut after this long.
