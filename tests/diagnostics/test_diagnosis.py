@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankfeed.diagnostics.deliveries import LoaderTraits
 from rankfeed.diagnostics.doctor import Examination
 from rankfeed.diagnostics.doctor.diagnosis import diagnose
 from rankfeed.diagnostics.doctor.records import (
@@ -315,7 +316,7 @@ def drawn(rank: int, epoch: int, ranks: int, workers: int) -> Any:
 
 @pytest.mark.parametrize("shape", [by_id, by_index])
 def test_samples_that_are_drawn_with_replacement(shape: Shape) -> None:
-    built = Built(seconds=0, samples=SAMPLES, replaces=True)
+    built = Built(seconds=0, samples=SAMPLES, traits=LoaderTraits(replaces=True))
     assert severe(drawn, shape=shape, built=built) == [("drawn-with-replacement", "unproven")]
     assert severe(drawn, shape=shape, built=built, allow=["replacement"]) == []
     same = severe(lambda rank, *of: drawn(0, *of), shape=shape, built=built)
@@ -329,7 +330,7 @@ def test_samples_that_no_rank_ever_draws() -> None:
         chosen = random.Random(f"{rank} {epoch} {ranks}").choices(range(SAMPLES // ranks), k=SAMPLES // ranks)
         return batched(chosen, workers)
 
-    built = Built(seconds=0, samples=SAMPLES, replaces=True)
+    built = Built(seconds=0, samples=SAMPLES, traits=LoaderTraits(replaces=True))
     for shape in (by_id, by_index):
         found = severe(from_the_first, shape=shape, built=built, allow=["replacement"])
         assert found == [("missing-samples", "error")]
@@ -363,7 +364,9 @@ def test_a_dropped_remainder() -> None:
         ids = shuffled(epoch, 98)
         return batched((ids[:96] if ranks > 1 else ids)[rank::ranks], workers)
 
-    assert codes(findings(deal, built=Built(seconds=0, drops=True))) == [("missing-samples", "note")]
+    assert codes(findings(deal, built=Built(seconds=0, traits=LoaderTraits(drops=True)))) == [
+        ("missing-samples", "note")
+    ]
 
 
 def test_a_control_that_drops_its_last_batch_is_no_measure() -> None:
@@ -475,7 +478,7 @@ def test_a_length_that_is_not_the_number_of_steps(length: int, wrong: bool) -> N
 
 @pytest.mark.parametrize(("length", "wrong"), [(12, False), (13, True), (11, True), (24, True)])
 def test_a_length_over_a_map_style_dataset_is_exact(length: int, wrong: bool) -> None:
-    logs = [log(job(), sound, Built(seconds=0, length=length, indexed=True))]
+    logs = [log(job(), sound, Built(seconds=0, length=length, traits=LoaderTraits(indexed=True)))]
     assert (("wrong-length", "error") in codes(diagnose(logs, alone(sound), cpus=4))) is wrong
 
 
@@ -484,7 +487,7 @@ def test_an_order_that_is_the_same_in_each_epoch() -> None:
         return batched(shuffled(5)[rank::ranks], workers)
 
     assert codes(findings(fixed)) == [("same-order-every-epoch", "warning")]
-    assert findings(fixed, built=Built(seconds=0, shuffles=False)) == []
+    assert findings(fixed, built=Built(seconds=0, traits=LoaderTraits(shuffles=False))) == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -504,6 +507,16 @@ def test_a_resumed_run(ahead: int, code: str | None) -> None:
     after = log(job(epochs=1, resume="here"), lambda *of: sound(*of)[3 + ahead :])
     found = codes(diagnose([whole], alone(sound), 4, [after]))
     assert found == ([] if code is None else [(code, "error")])
+
+
+def test_an_offset_to_resume_from_that_is_never_cleared() -> None:
+    whole = log(job(), sound, state_after=3)
+    after = log(job(epochs=2, resume="here"), lambda *of: sound(*of)[3:])
+    found = diagnose([whole], alone(sound), 4, [after])
+    assert codes(found) == [("resume-skips", "error")]
+    assert found[0].evidence[0].startswith("epoch 1 after a state of epoch 0")
+    sane = log(job(epochs=2, resume="here"), lambda rank, epoch, *of: sound(rank, epoch, *of)[0 if epoch else 3 :])
+    assert diagnose([whole], alone(sound), 4, [sane]) == ()
 
 
 def test_a_run_resumed_on_other_ranks() -> None:

@@ -31,7 +31,7 @@ KEYS = st.one_of(
 
 
 def counted(delivered: Keys, expected: KeyArray) -> KeyCounts:
-    return count([delivered], [StepLog.of([40], [-1])], np.unique(expected))
+    return count([delivered], [StepLog.of([40], [-1], [0])], np.unique(expected))
 
 
 def every(keys: KeyArray) -> Keys:
@@ -74,7 +74,7 @@ def test_all_deliveries_of_repeated_keys_are_found(came: list[Any]) -> None:
     keys, numbers = key_array(came), range(len(came))
     # Three ranks deliver in turn, each in seven steps of two rows, every other one by worker 1.
     delivered = [every(keys[rank::3]) for rank in range(3)]
-    found = count(delivered, [StepLog.of([2] * 7, [-1, 1] * 3 + [-1])] * 3, np.unique(keys))
+    found = count(delivered, [StepLog.of([2] * 7, [-1, 1] * 3 + [-1], range(7))] * 3, np.unique(keys))
     again = {key: times for key, times in Counter(keys.tolist()).items() if times > 1}
     assert {key: times for key, times, _ in found.repeated_keys} == dict(sorted(again.items())[:EXAMPLES])
     places: dict[Any, list[Any]] = {}

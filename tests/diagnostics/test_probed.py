@@ -54,7 +54,7 @@ def built(loader: Any) -> Built:
     ],
 )
 def test_who_says_that_it_shuffles(options: dict[str, Any], expected: bool | None) -> None:
-    assert built(DataLoader(DATA, **options)).shuffles is expected
+    assert built(DataLoader(DATA, **options)).traits.shuffles is expected
 
 
 @pytest.mark.parametrize("says", [True, False])
@@ -65,7 +65,7 @@ def test_a_stream_says_that_it_shuffles(says: bool) -> None:
         def __iter__(self) -> Iterator[Any]:
             return iter(())
 
-    assert built(DataLoader(Streaming())).shuffles is says
+    assert built(DataLoader(Streaming())).traits.shuffles is says
 
 
 def test_a_sampler_of_one_rank_cuts_nothing() -> None:

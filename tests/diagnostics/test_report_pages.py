@@ -20,8 +20,8 @@ from tests.diagnostics.test_report import audited, planned, resumed, snapshots
 from tests.support.browser import Browser, browser, chromium
 
 from rankfeed.diagnostics.audit import AuditReport, EpochReport, Place, RankEpoch, Repeat
-from rankfeed.diagnostics.audit.rules import AuditFacts
 from rankfeed.diagnostics.findings import Finding, Verdict
+from rankfeed.diagnostics.judge import JudgedFacts as AuditFacts
 from rankfeed.diagnostics.report import (
     Figure,
     Page,

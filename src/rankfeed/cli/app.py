@@ -4,6 +4,7 @@ import inspect as inspection
 import json
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from rankfeed.cli import demo, doctor, index, inspect, plan, prepare, report, to
 from rankfeed.errors import ArgumentError, RankfeedError, safe_str
 
 _WIDTH = 110  # of help, at most
+_INTERNAL = 70  # exit status of an internal error, as in sysexits.h
 app = typer.Typer(
     name="rankfeed",
     add_completion=False,
@@ -36,8 +38,8 @@ def rankfeed(
 ) -> None:
     """Inspect, plan, write and verify data for distributed PyTorch training.
 
-    Exit status: 0 sound or done, 1 diseased, damaged or failed, 2 invalid arguments, 3 not proven.
-    With --json a command prints one JSON document, also of an error.
+    Exit status: 0 sound or done, 1 diseased, damaged or failed, 2 invalid arguments, 3 not proven, 70 internal
+    error. With --json a command prints one JSON document, also of an error.
 
     Example: rankfeed inspect data/
     """
@@ -87,6 +89,13 @@ def main() -> None:
         code = _fail(2, f"{text}\n  remedy: {remedy}", error=text, remedy=remedy)
     except typer.Abort:
         code = 130
+    except Exception as error:
+        traceback.print_exc()
+        remedy = "please report it with the traceback"
+        found = f"{type(error).__name__}: {safe_str(error)}"
+        code = _fail(
+            _INTERNAL, f"internal error: {found}\n  remedy: {remedy}", error="internal error", found=found
+        )
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -10,8 +10,10 @@ import typer
 from rankfeed.cli.options import option
 from rankfeed.cli.output import Json, show, show_findings
 
+#: As `rankfeed.diagnostics.doctor.examine` takes them.
+ALLOWED = ("shared", "shared-samples", "shared-batches", "replacement", "partial")
 StartMethod = StrEnum("StartMethod", ["fork", "spawn", "forkserver"])
-Allowed = StrEnum("Allowed", ["shared", "replacement", "partial"])
+Allowed = StrEnum("Allowed", [(name.replace("-", "_"), name) for name in ALLOWED])
 _Factory = Annotated[
     str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns the loader; or FILE.py:FUNCTION.")
 ]
@@ -21,7 +23,7 @@ _StartMethod = Annotated[
 ]
 _Allow = Annotated[
     list[Allowed] | None,
-    option("shared|replacement|partial", "Intended: ranks read the same; draws; a part in each epoch."),
+    option("|".join(ALLOWED), "Intended: ranks read the same samples, or batches; draws; a part in each epoch."),
 ]
 
 
@@ -39,6 +41,7 @@ def doctor(
     max_seconds: Annotated[float, option("SECONDS", "Time after which an epoch is cut.")] = 60,
     step_seconds: Annotated[float, option("SECONDS", "Time to train on a batch.", least=0)] = 0,
     set_epoch: Annotated[bool, typer.Option(help="Call set_epoch before each epoch where it exists.")] = True,
+    other_ranks: Annotated[int, option("N", "Ranks of a run on as many nodes; 1: leave it out.", least=1)] = 3,
     resume_ranks: Annotated[int | None, option("N", "Resume on this number of ranks, too.", least=1)] = None,
     json: Json = False,
 ) -> None:
@@ -69,6 +72,7 @@ def doctor(
         max_seconds=max_seconds,
         step_seconds=step_seconds,
         set_epoch=set_epoch,
+        other_ranks=other_ranks,
         resume_ranks=resume_ranks,
         progress=lambda text: None if json else typer.secho(text, err=True, dim=True),
     )

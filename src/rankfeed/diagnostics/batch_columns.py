@@ -54,7 +54,7 @@ def _samples(batch: Any, rows: int | None) -> Column | None:
         with suppress(Exception):
             return list(split())
     if not isinstance(batch, (list, tuple)) or not batch or hasattr(batch, "_fields"):
-        return None
+        return None  # a PackedSequence, too
     if rows is not None and len(batch) != rows:
         return None
     arrays = [tuple(each.shape) for each in batch if hasattr(each, "shape") and len(each.shape)]
@@ -93,10 +93,13 @@ def _leaves(
 
     Lists of ``count`` entries are columns, too, unless they are the whole batch.
     """
+    from torch.nn.utils.rnn import PackedSequence
     from torch.utils._pytree import keystr, tree_flatten_with_path
 
     def is_leaf(node: Any) -> bool:
-        return _is_column(node) or (isinstance(node, (list, tuple)) and len(node) == count and node is not value)
+        if _is_column(node) or isinstance(node, PackedSequence):
+            return True
+        return isinstance(node, (list, tuple)) and len(node) == count and node is not value
 
     pairs, _ = tree_flatten_with_path(value, is_leaf=is_leaf)
     for keys, leaf in pairs:
@@ -133,6 +136,10 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 
 def _entries(leaf: Any) -> Any:
     """A leaf as an array, or a list, of entries; None if it has none."""
+    from torch.nn.utils.rnn import PackedSequence, unpack_sequence
+
+    if isinstance(leaf, PackedSequence):
+        return [array_of(sequence) for sequence in unpack_sequence(leaf)]
     if isinstance(leaf, (list, tuple)):
         return leaf
     if hasattr(leaf, "detach"):

@@ -153,6 +153,13 @@ REMEDIES = {
         "all ranks must shard the same dataset: sort lists of files, seed random_split with a generator, and "
         "prepare data once before any rank opens them"
     ),
+    "reads-differ": (
+        "return a copy of what is cached or kept (a view or an in-place operation changes it for later reads), "
+        "and create buffers for each batch"
+    ),
+    "rows-come-apart": (
+        "shard all fields of a sample by one list of indices, or zip them before they are sharded and shuffled"
+    ),
     "duplicated-by-workers": (
         "an iterable dataset is copied into each worker, which must read its own share: use "
         "torch.utils.data.get_worker_info() in __iter__, rf.split, or a splitter of the library"

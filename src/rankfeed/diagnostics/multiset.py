@@ -34,16 +34,25 @@ class StepLog:
 
     starts: Int64  # int64 [steps + 1]
     workers: npt.NDArray[np.int16]
+    digests: npt.NDArray[np.uint64]  # of the keys of each step
 
     @classmethod
-    def of(cls, sizes: npt.ArrayLike, workers: npt.ArrayLike) -> StepLog:
-        """Of the number of deliveries, and the worker, of each step."""
-        return cls(starts_of(np.asarray(sizes, np.int64)), np.asarray(workers, np.int16))
+    def of(cls, sizes: npt.ArrayLike, workers: npt.ArrayLike, digests: npt.ArrayLike) -> StepLog:
+        """Of the number of deliveries, the worker, and a digest of the keys, of each step."""
+        starts = starts_of(np.asarray(sizes, np.int64))
+        return cls(starts, np.asarray(workers, np.int16), np.asarray(digests, np.uint64))
 
     def places(self, numbers: Int64) -> tuple[Int64, Int64, Int64]:
         """Step, row and worker of some deliveries."""
         steps = np.searchsorted(self.starts, numbers, side="right") - 1
         return steps, numbers - self.starts[steps], self.workers[steps].astype(np.int64)
+
+
+def repeated_batches(logs: Sequence[StepLog]) -> int:
+    """Deliveries in batches that were delivered before as they are, on this or another rank."""
+    sizes = np.concatenate([np.diff(log.starts) for log in logs])
+    _, first = np.unique(np.concatenate([log.digests for log in logs]), return_index=True)
+    return int(sizes.sum() - sizes[first].sum())
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,8 @@ class KeyCounts:
 
     deliveries: int = 0
     unique: int = 0
+    #: Deliveries beyond the first of a key that is expected several times.
+    duplicates: int = 0
     missing: int = 0
     unknown: int = 0
     digest: int = 0
@@ -99,42 +110,69 @@ def joined(parts: Iterable[KeyArray]) -> KeyArray:
 
 
 def count(
-    delivered: Sequence[Keys], logs: Sequence[StepLog], expected: KeyArray, *, interval: int = 1
+    delivered: Sequence[Keys],
+    logs: Sequence[StepLog],
+    expected: KeyArray,
+    times: Int64 | None = None,
+    *,
+    interval: int = 1,
 ) -> KeyCounts:
-    """Count the deliveries of all ranks; expected keys are `distinct`."""
-    came = joined(each.keys for each in delivered)
-    keys, repeated = _distinct_and_repeated(came)
-    places = _find(keys, expected)
-    is_missing, is_known = np.ones(len(expected), bool), places >= 0
-    is_missing[places[is_known]] = False
-    missing, unknown = expected[is_missing], keys[~is_known]
-    counts = KeyCounts(len(came), len(keys), len(missing), len(unknown), _digest(keys), _digest(missing))
+    """Count the deliveries of all ranks.
+
+    Expected keys are `distinct`; ``times`` (int64 [keys], at least 1) says how often each is expected, once by
+    default. A key that is not expected may be delivered once without counting as repeated.
+    """
+    keys = joined(part.keys for part in delivered)
+    unique, repeated = _distinct_and_repeated(keys)
+    places = _find(unique, expected)
+    is_known = places >= 0
+    lack = np.ones(len(expected), np.int64) if times is None else times.copy()
+    if times is None:
+        lack[places[is_known]] = 0
+    else:
+        lack -= np.bincount(_find(keys, expected) + 1, minlength=len(expected) + 1)[1:]
+    missing, unknown = expected[lack > 0], unique[~is_known]
+    counts = KeyCounts(len(keys), len(unique), missing=int(lack.clip(0).sum()), unknown=len(unknown))
+    counts.digest, counts.missing_digest = _digest(unique), _digest(missing)
     counts.missing_keys, counts.unknown_keys = missing[:EXAMPLES].tolist(), unknown[:EXAMPLES].tolist()
+    allowed = np.ones(len(repeated), np.int64)
+    if times is not None:
+        known = _find(repeated, expected)
+        allowed = np.where(known >= 0, times[known], 1)
     if len(repeated):
-        _locate(counts, repeated, delivered, logs, interval)
+        _locate(counts, repeated, allowed, delivered, logs, interval)
     return counts
 
 
 def _locate(
-    counts: KeyCounts, repeated: KeyArray, delivered: Sequence[Keys], logs: Sequence[StepLog], interval: int
+    counts: KeyCounts,
+    repeated: KeyArray,
+    allowed: Int64,
+    delivered: Sequence[Keys],
+    logs: Sequence[StepLog],
+    interval: int,
 ) -> None:
-    """Count where repeated keys were delivered."""
-    found = []
-    for rank, (each, log) in enumerate(zip(delivered, logs, strict=True)):
-        keys = _find(each.keys, repeated)
+    """Count where repeated keys were delivered, of which so many deliveries are allowed."""
+    places_by_rank = []
+    for rank, (part, log) in enumerate(zip(delivered, logs, strict=True)):
+        keys = _find(part.keys, repeated)
         chosen = np.flatnonzero(keys >= 0)
-        steps, rows, workers = log.places(each.numbers[chosen])
-        found.append(np.stack([np.full(len(chosen), rank), rows, steps, keys[chosen], workers]))
-    places = np.concatenate(found, axis=1)
+        steps, rows, workers = log.places(part.numbers[chosen])
+        places_by_rank.append(np.stack([np.full(len(chosen), rank), rows, steps, keys[chosen], workers]))
+    places = np.concatenate(places_by_rank, axis=1)
     ranks, rows, steps, keys, workers = places[:, np.lexsort(places[:4])]
-    by_rank = keys * len(logs) + ranks
-    by_worker = by_rank * (workers.max() + 2) + workers + 1
-    ranks_of_keys = len(distinct(by_rank))
-    counts.between_ranks = ranks_of_keys - len(repeated)
-    counts.between_workers = len(distinct(by_worker)) - ranks_of_keys
     starts = np.searchsorted(keys, np.arange(len(repeated) + 1))
-    again = np.ones(len(keys), bool)
-    again[starts[:-1]] = False
+    times = np.diff(starts)
+    excess = (times - allowed).clip(0)
+    counts.duplicates = int((times - 1 - excess).sum())
+    # A delivery too many is in a worker, between the workers of a rank, or between ranks.
+    by_rank = keys * len(logs) + ranks
+    within_ranks = _excess_within(by_rank, len(logs), allowed)
+    places_of_rank = int(workers.max()) + 2
+    within_workers = _excess_within(by_rank * places_of_rank + workers + 1, len(logs) * places_of_rank, allowed)
+    counts.between_ranks = int(excess.sum()) - within_ranks
+    counts.between_workers = within_ranks - within_workers
+    again = np.arange(len(keys)) - starts[keys] >= allowed[keys]
     parts, times = np.unique(ranks[again] << 32 | steps[again] // interval, return_counts=True)
     counts.repeated.update(
         {divmod(part, 1 << 32): number for part, number in zip(parts.tolist(), times.tolist(), strict=True)}
@@ -142,10 +180,17 @@ def _locate(
     last_steps = np.array([len(log.workers) - 1 for log in logs])
     at_end, times = np.unique(ranks[again & (steps == last_steps[ranks])], return_counts=True)
     counts.repeated_at_end.update(dict(zip(at_end.tolist(), times.tolist(), strict=True)))
-    for key, start, end in zip(repeated[:EXAMPLES].tolist(), starts.tolist(), starts[1:].tolist(), strict=False):
+    for key in np.flatnonzero(excess)[:EXAMPLES].tolist():
+        start, end = starts[key : key + 2].tolist()
         first = slice(start, min(end, start + _PLACES))
-        at = [each[first].tolist() for each in (ranks, workers, steps, rows)]
-        counts.repeated_keys.append((key, end - start, [*zip(*at, strict=True)]))
+        at = [column[first].tolist() for column in (ranks, workers, steps, rows)]
+        counts.repeated_keys.append((repeated[key].item(), end - start, [*zip(*at, strict=True)]))
+
+
+def _excess_within(groups: Int64, groups_of_key: int, allowed: Int64) -> int:
+    """Deliveries of a key in one group beyond the allowed ones; group g belongs to key g // groups_of_key."""
+    group, times = np.unique(groups, return_counts=True)
+    return int((times - allowed[group // groups_of_key]).clip(0).sum())
 
 
 def _find(keys: KeyArray, among: KeyArray) -> Int64:

@@ -1,7 +1,26 @@
 """What a loader and its samplers declare."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+
+from rankfeed.diagnostics.deliveries import LoaderTraits
+
+
+def traits_of(loader: Any, workers: int | None = None) -> LoaderTraits:
+    """What a loader declares; ``workers`` if that is known better."""
+    samplers = samplers_of(loader)
+    declared = attribute(loader, "num_workers") if workers is None else workers
+    return LoaderTraits(
+        declared if isinstance(declared, int) else 0,
+        drops=_drops_remainder(loader, samplers),
+        replaces=any(
+            attribute(sampler, "replacement") is True or type(sampler).__name__.startswith("Weighted")
+            for sampler in samplers
+        ),
+        shuffles=_shuffles(loader, samplers),
+        indexed=_is_indexed(loader),
+    )
 
 
 def samplers_of(loader: Any) -> list[Any]:
@@ -14,18 +33,36 @@ def samplers_of(loader: Any) -> list[Any]:
     return [each for each in found if each is not None]
 
 
-def drops_remainder(loader: Any) -> bool:
+def _drops_remainder(loader: Any, samplers: Sequence[Any]) -> bool:
     """Whether it leaves out the remainder of an epoch (``drop_last``, ``tail="drop"``)."""
-    places = (loader, *samplers_of(loader))
-    return any(attribute(each, "drop_last") is True for each in places) or attribute(loader, "tail") == "drop"
-
-
-def draws_with_replacement(loader: Any) -> bool:
-    """Whether a sampler says so, or is a weighted one."""
-    return any(
-        attribute(each, "replacement") is True or type(each).__name__.startswith("Weighted")
-        for each in samplers_of(loader)
+    return any(attribute(place, "drop_last") is True for place in (loader, *samplers)) or (
+        attribute(loader, "tail") == "drop"
     )
+
+
+def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
+    """By the samplers or the dataset (MosaicML's); None if they do not say."""
+    names = {"RandomSampler": True, "SequentialSampler": False}
+    unused = len(samplers) > 1 and samplers[0] is attribute(loader, "sampler")  # torch's, beside one of batches
+    declared = [getattr(each, "shuffle", names.get(type(each).__name__)) for each in samplers[unused:]]
+    declared.append(attribute(attribute(loader, "dataset"), "shuffle"))
+    return True if any(each is True for each in declared) else False if False in declared else None
+
+
+def _is_indexed(loader: Any) -> bool:
+    from torch.utils.data import IterableDataset
+
+    return any(not isinstance(each.dataset, IterableDataset) for each in dataloaders(loader))
+
+
+def dataloaders(loader: Any) -> list[Any]:
+    """The torch DataLoaders that a loader is or wraps."""
+    from torch.utils.data import DataLoader
+
+    wrapped = [loader]
+    for each in getattr(loader, "__dict__", {}).values():
+        wrapped += each if isinstance(each, (list, tuple)) else [each]
+    return [each for each in wrapped if isinstance(each, DataLoader)]
 
 
 def attribute(thing: Any, name: str) -> Any:

@@ -51,6 +51,54 @@ def record(loader: Any, *, indices: bool = True) -> Callable[[], None]:
     return lambda: put(*before)
 
 
+def read_twice(loader: Any, indices: list[int]) -> tuple[Any, Any, bool] | None:
+    """A batch of a recorded loader's dataset, twice from one state of all generators, and whether it drew.
+
+    None if the loader is not recorded, or its dataset has no indices.
+    """
+    dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
+    if type(dataset) is not _IndexedDataset or not isinstance(collate, _Tagging):
+        return None
+    dataset = vars(dataset)["_of"]
+    generators = [*_all_generators(dataset).values()]
+    before = [_state(each) for each in generators]
+    batches = []
+    drew = False
+    for _ in range(2):
+        for generator, state in zip(generators, before, strict=True):
+            _set_state(generator, state)
+        get_several = getattr(dataset, "__getitems__", None)
+        samples = get_several(indices) if callable(get_several) else [dataset[index] for index in indices]
+        batches.append(collate.of(samples))
+        drew |= any(
+            pickle.dumps(_state(each)) != pickle.dumps(old) for each, old in zip(generators, before, strict=True)
+        )
+    return batches[0], batches[1], drew
+
+
+def _state(generator: Any) -> Any:
+    import torch
+
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().copy()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    import torch
+
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.from_numpy(state.copy()))
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
 @dataclass
 class _Indexed:
     """A sample on its way from the dataset to collate."""
@@ -92,7 +140,7 @@ class _Tagging:
     """Replaces a collate function and a worker_init_fn."""
 
     def __init__(self, collate: Callable[[Any], Any], init: Callable[[int], object] | None) -> None:
-        self._collate, self._init = collate, init
+        self.of, self._init = collate, init
         self._generators: dict[str, Any] = {}
         #: States when the worker began, and now; digests of the streams that were drawn from.
         self._first: dict[str, str] = {}
@@ -107,17 +155,11 @@ class _Tagging:
 
     def _find_generators(self) -> None:
         """The global ones, and those of the dataset and its module; known ones keep their first state."""
-        import torch
         from torch.utils.data import get_worker_info
 
         info = get_worker_info()
         dataset: Any = None if info is None else info.dataset
-        dataset = vars(dataset)["_of"] if type(dataset) is _IndexedDataset else dataset
-        module = vars(sys.modules.get(type(dataset).__module__, random))
-        self._generators = {name: each for name, each in module.items() if _is_generator(each)}
-        self._generators |= _generators(dataset, "dataset")
-        self._generators |= {"torch": torch.default_generator, "numpy": np.random.mtrand._rand}
-        self._generators["random"] = random.getstate.__self__  # type: ignore[attr-defined]
+        self._generators = _all_generators(vars(dataset)["_of"] if type(dataset) is _IndexedDataset else dataset)
         self._states = self._now() | self._states
         self._first = self._states | self._first
 
@@ -131,7 +173,7 @@ class _Tagging:
                 indices = [int(each.index) for each in several]
             bare = [each.sample for each in several]
             samples = bare if isinstance(samples, (list, tuple)) else bare[0]
-        batch, info = self._collate(samples), get_worker_info()
+        batch, info = self.of(samples), get_worker_info()
         dropped = _dropped(bare, batch) if bare else 0
         if info is None:
             return Tagged(batch, None, {}, indices, dropped)
@@ -172,6 +214,18 @@ def _dropped(samples: list[Any], batch: Any) -> int:
     known = {key for keys in given.values() for key in keys or ()}
     fewer = [keys for column in found.values() if (keys := hashes(column)) and known.issuperset(keys)]
     return len(samples) - min(map(len, fewer)) if fewer else 0
+
+
+def _all_generators(dataset: Any) -> dict[str, Any]:
+    """The global generators, and those of a dataset and of its module."""
+    import torch
+
+    module = vars(sys.modules.get(type(dataset).__module__, random))
+    generators = {name: each for name, each in module.items() if _is_generator(each)} | _generators(
+        dataset, "dataset"
+    )
+    generators |= {"torch": torch.default_generator, "numpy": np.random.mtrand._rand}
+    return generators | {"random": random.getstate.__self__}  # type: ignore[attr-defined]
 
 
 def _is_generator(thing: Any) -> bool:

@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankfeed._util.validate import check_callable, check_int, check_iterable, check_optional, check_path, invalid
-from rankfeed.diagnostics.audit.epochs import INTERVALS, EpochReport, LoaderTraits, Place, RankEpoch, Repeat
 from rankfeed.diagnostics.audit.reader import AuditReader, RankSummary, as_own, dataset_of
 from rankfeed.diagnostics.audit.report import AuditReport
-from rankfeed.diagnostics.audit.rules import AuditFacts, Expectation, KeyKind
 from rankfeed.diagnostics.audit.universe import Universe
+from rankfeed.diagnostics.deliveries import INTERVALS, EpochReport, LoaderTraits, RankEpoch, report_of
+from rankfeed.diagnostics.judge import Expectation, JudgedFacts, KeyKind
 from rankfeed.diagnostics.keys import USUAL, Key
 from rankfeed.diagnostics.multiset import (
-    EXAMPLES,
     HashPartitions,
     KeyCounts,
+    StepLog,
     count,
     distinct,
     joined,
@@ -187,77 +187,60 @@ def _count(
         return sum(each.size for each in (due, *logs))
 
     size = sum(processes.each(prepare, "keys could not be sorted"))
-    step_logs = list(zip(*processes.gather(reader.steps), strict=True))
+    step_logs = list(zip(*processes.gather([record.steps for record in reader.records]), strict=True))
     intervals = [max(1, -(-max(len(log.workers) for log in each) // INTERVALS)) for each in step_logs]
     counts = [KeyCounts() for _ in logs]
     for number, (low, high) in enumerate(partition_ranges(size, memory)):
         gathered = processes.gather([each.read(low, high) for each in (due, *logs)])
         if number % processes.world_size == processes.rank:
             universe, *epochs = zip(*gathered, strict=True)
-            some = distinct(universe[0].keys if keyed else joined(each.keys for part in epochs for each in part))
+            wanted = distinct(universe[0].keys if keyed else joined(each.keys for part in epochs for each in part))
             for epoch, parts in enumerate(epochs):
-                counts[epoch] += count(parts, step_logs[epoch], some, interval=intervals[epoch])
+                counts[epoch] += count(parts, step_logs[epoch], wanted, interval=intervals[epoch])
     totals = [sum(each, KeyCounts()) for each in zip(*processes.gather(counts), strict=True)]
     traits = [each.traits for each in counted]
     declared = LoaderTraits(
         max(each.workers for each in traits),
-        any(each.drops for each in traits),
-        any(each.replaces for each in traits),
+        drops=any(each.drops for each in traits),
+        replaces=any(each.replaces for each in traits),
+        indexed=any(each.indexed for each in traits),
     )
     cut = any(each.cut for each in counted)
-    facts = AuditFacts(keys, *_expectation(expected, counted, totals), cut, declared)
+    facts = JudgedFacts(keys, *_expectation(expected, counted, totals), cut, declared)
     keyed = keys != "none" and (keyed or facts.expectation == "epochs")
     return AuditReport(
         facts,
         tuple(
-            _epoch(epoch, each, [rank.epochs[epoch] for rank in counted], intervals[epoch], facts, expected, keyed)
+            _epoch(
+                epoch,
+                each,
+                [rank.epochs[epoch] for rank in counted],
+                [step_logs[epoch][rank.rank] for rank in counted],
+                intervals[epoch],
+                facts,
+                expected,
+                keyed,
+            )
             for epoch, each in enumerate(totals)
         ),
     )
 
 
 def _epoch(
-    number: int,
+    epoch: int,
     counts: KeyCounts,
     ranks: Sequence[RankEpoch],
+    logs: Sequence[StepLog],
     interval: int,
-    facts: AuditFacts,
+    facts: JudgedFacts,
     expected: Universe,
     keyed: bool,
 ) -> EpochReport:
-    missing = counts.missing if keyed else None
+    report = report_of(epoch, counts, ranks, logs, interval=interval, keyed=keyed, names=expected.names)
     if not keyed and facts.expected is not None and facts.keys != "none":
         delivered = counts.unique if facts.expectation == "dataset" else counts.deliveries
-        missing = max(0, facts.expected - delivered)
-    examples = counts.repeated_keys[:EXAMPLES]
-    repeats = []
-    for name, (_, times, places) in zip(expected.names([key for key, *_ in examples]), examples, strict=True):
-        at = (Place(rank, None if worker < 0 else worker, step, row) for rank, worker, step, row in places)
-        repeats.append(Repeat(name, times, tuple(at)))
-    repeated = {each.rank: [counts.repeated[each.rank, part] for part in range(INTERVALS)] for each in ranks}
-    return EpochReport(
-        number,
-        samples=counts.deliveries,
-        unique=counts.unique,
-        missing=missing,
-        unknown=counts.unknown if keyed else None,
-        ranks=tuple(
-            replace(
-                each,
-                repeated=tuple(np.trim_zeros(repeated[each.rank], "b")),
-                repeated_at_end=counts.repeated_at_end[each.rank],
-            )
-            for each in ranks
-        ),
-        between_ranks=counts.between_ranks,
-        between_workers=counts.between_workers,
-        interval=interval,
-        repeats=tuple(repeats),
-        missing_keys=expected.names(counts.missing_keys[:EXAMPLES]) if keyed else (),
-        unknown_keys=expected.names(counts.unknown_keys[:EXAMPLES]) if keyed else (),
-        digest=counts.digest % (1 << 64),
-        missing_digest=counts.missing_digest % (1 << 64),
-    )
+        return replace(report, missing=max(0, facts.expected - delivered))
+    return report
 
 
 def _expectation(

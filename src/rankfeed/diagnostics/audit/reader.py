@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from xxhash import xxh3_64_intdigest, xxh3_128
+from xxhash import xxh3_64_intdigest
 
-from rankfeed.diagnostics.audit.epochs import WHOLE_RANK, LoaderTraits, RankEpoch
-from rankfeed.diagnostics.audit.rules import KeyKind
+from rankfeed.diagnostics.deliveries import LoaderTraits, RankEpoch, RankRecord
+from rankfeed.diagnostics.judge import KeyKind
 from rankfeed.diagnostics.keys import USUAL, Key, KeyArray, ids_in, keys_of
-from rankfeed.diagnostics.multiset import HashPartitions, StepLog
-from rankfeed.diagnostics.samplers import attribute, draws_with_replacement, drops_remainder
+from rankfeed.diagnostics.multiset import HashPartitions
+from rankfeed.diagnostics.samplers import attribute, traits_of
 from rankfeed.diagnostics.tagged import Tagged, record
 from rankfeed.errors import AuditError
 from rankfeed.plan import Plan
@@ -40,56 +39,22 @@ class RankSummary:
     cut: bool = False
 
 
-@dataclass
-class ObservedEpoch:
-    """An epoch of one rank, while it is read."""
-
-    partitions: HashPartitions
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    workers: array[int] = field(default_factory=lambda: array("h"))  # -1: unknown
-    ascending: bool = True
-    streams: dict[tuple[int, str], str] = field(default_factory=dict)
-    _last: int = -(1 << 63)
-    _orders: dict[int, xxh3_128] = field(default_factory=lambda: {WHOLE_RANK: xxh3_128()})
-
-    def add(self, keys: KeyArray, worker: int | None) -> None:
-        """Keep the keys of a batch."""
-        for order in {WHOLE_RANK, WHOLE_RANK if worker is None or not len(keys) else worker}:
-            self._orders.setdefault(order, xxh3_128()).update(keys.tobytes())
-        if keys.dtype.kind != "i":
-            self.ascending = False
-        elif len(keys):
-            self.ascending &= bool(self._last <= keys[0] and (keys[1:] >= keys[:-1]).all())
-            self._last = int(keys[-1])
-        if len(keys):
-            self.partitions.add(keys)
-        self.sizes.append(len(keys))
-        self.workers.append(-1 if worker is None else worker)
-
-    def figures(self, rank: int, in_order: bool) -> RankEpoch:
-        drawn = tuple((worker, name, digest) for (worker, name), digest in sorted(self.streams.items()))
-        sizes = dict(sorted(Counter(self.sizes).items()))
-        orders = {worker: order.hexdigest() for worker, order in self._orders.items()}
-        return RankEpoch(rank, len(self.sizes), sum(self.sizes), sizes, orders, in_order or self.ascending, drawn)
-
-
 class AuditReader:
     """A rank's passes over its loader."""
 
     def __init__(self, loader: Iterable[Any], key: Key, scratch: Path, rank: int, memory: int) -> None:
         self.loader, self.key, self.scratch, self.memory = loader, key, scratch, memory
+        self.records: list[RankRecord] = []
         self.partitions: list[HashPartitions] = []
-        self.steps: list[StepLog] = []
-        workers = 0 if as_own(loader) is not None else attribute(loader, "num_workers")
-        workers = workers if isinstance(workers, int) else 0
-        traits = LoaderTraits(workers, drops_remainder(loader), draws_with_replacement(loader))
+        traits = traits_of(loader, 0 if as_own(loader) is not None else None)
         self.summary = RankSummary(rank, traits, dataset_of(loader))
 
     def read(self, max_steps: int | None) -> None:
         """Read an epoch."""
-        path = self.scratch / f"epoch-{len(self.partitions)}"
-        log = ObservedEpoch(HashPartitions(path, self.memory, numbered=True))
-        self.partitions.append(log.partitions)
+        path = self.scratch / f"epoch-{len(self.records)}"
+        self.partitions.append(HashPartitions(path, self.memory, numbered=True))
+        log = RankRecord(self.partitions[-1], indexed=self.summary.traits.indexed)
+        self.records.append(log)
         own, summary = as_own(self.loader), self.summary
         # A column of the user may have the name of the mask if the loader needs none.
         masked = own is not None and (own.tail == "pad" or "valid" not in own.source.fields)
@@ -100,23 +65,19 @@ class AuditReader:
         try:
             batches = iter(self.loader)
             for batch in islice(batches, max_steps):
-                worker = None
-                if isinstance(batch, Tagged):
-                    worker = batch.worker or 0
-                    log.streams |= {(worker, name): digest for name, digest in batch.streams.items()}
-                    batch = batch.batch
-                keys = self._keys(batch, len(log.sizes))
+                origin = batch if isinstance(batch, Tagged) else Tagged(batch, None)
+                batch = origin.batch
+                keys = self._keys(batch, len(log))
                 if masked and isinstance(batch, Mapping) and "valid" in batch and summary.keys != "none":
                     keys = keys[batch["valid"].cpu().numpy()]  # other rows are padding
-                log.add(keys, worker)
+                log.add(keys, origin.worker, origin.streams)
             summary.cut |= max_steps is not None and next(batches, None) is not None
         finally:
             if restore is not None:
                 restore()
         plan = getattr(own, "plan", None)  # a stream has none, and an order of its own
         in_order = own is not None and (plan is None or plan.describe().get("shuffle") == "none")
-        self.steps.append(StepLog.of(log.sizes, log.workers))
-        epoch = log.figures(summary.rank, in_order)
+        epoch = log.figures(summary.rank, in_order or log.ascending)
         # Ids of the user's own in a batch show what it has.
         if own is not None and (summary.keys != "ids" or self.key == own.id_column):
             epoch = replace(epoch, unproven=dict(own.unproven_samples - before))

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rankfeed.diagnostics.audit.epochs import EpochReport
-from rankfeed.diagnostics.audit.rules import AuditFacts, findings_of
+from rankfeed.diagnostics.deliveries import EpochReport
 from rankfeed.diagnostics.findings import Finding, Judged, merged
+from rankfeed.diagnostics.judge import JudgedFacts, judge
 from rankfeed.diagnostics.written import written
 from rankfeed.errors import AuditError, CorruptError, SourceError
 
@@ -25,7 +25,7 @@ class AuditReport(Judged):
         epochs: one for each epoch.
     """
 
-    facts: AuditFacts
+    facts: JudgedFacts
     epochs: Annotated[tuple[EpochReport, ...], msgspec.Meta(min_length=1)]
 
     @property
@@ -36,7 +36,7 @@ class AuditReport(Judged):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What is wrong, could not be shown, or is worth knowing; the most severe first."""
-        return merged(findings_of(self.epochs, self.facts))
+        return merged(judge(self.epochs, self.facts))
 
     def check(self, *, allow_unproven: bool = False) -> None:
         """Raise an error unless the verdict is sound.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from rankfeed.diagnostics.doctor.records import Padding, RankLog, RunLog, padding_of
-from rankfeed.diagnostics.doctor.rules import ENOUGH
+from rankfeed.diagnostics.judge import ENOUGH
 from rankfeed.diagnostics.keys import hashes
 
 #: Values are the same below the first share of what chance explains, and others above the second one.
@@ -131,7 +131,10 @@ def _reading(run: int, rank: RankLog, paddings: Mapping[str, Padding | None]) ->
                     values.setdefault(index, value) != value for index, value in zip(indices, column, strict=True)
                 ):
                     changing.add(name)
-    found.values = {name: values for name, values in found.values.items() if name not in changing}
+    indices = found.positions.keys()  # batches of some shapes do not have all fields
+    found.values = {
+        name: values for name, values in found.values.items() if name not in changing and values.keys() == indices
+    }
     return found
 
 

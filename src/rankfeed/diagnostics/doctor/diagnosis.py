@@ -3,25 +3,17 @@
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
 
+from rankfeed.diagnostics.deliveries import EpochReport, LoaderTraits
 from rankfeed.diagnostics.doctor import outcomes, resources
 from rankfeed.diagnostics.doctor.consistency import conflicts, sample_fields, unknown_content
+from rankfeed.diagnostics.doctor.counting import IDENTITY, RunCounter
 from rankfeed.diagnostics.doctor.kinds import Kind, choose
-from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
-from rankfeed.diagnostics.doctor.rules import (
-    REPETITIVE,
-    Counts,
-    Facts,
-    Tokens,
-    judge,
-    judge_tokens,
-    never_drawn,
-    repeated,
-    same_sequence,
-    window,
-)
+from rankfeed.diagnostics.doctor.packing import REPETITIVE, Tokens, judge_tokens, repeated
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog
 from rankfeed.diagnostics.findings import REMEDIES, Finding, Severity, finding, merged
+from rankfeed.diagnostics.judge import JudgedFacts, judge_samples, judge_steps
+from rankfeed.errors import listed
 
 #: A control that lacks less than this share of its dataset drops remainders.
 _PART = 0.1
@@ -51,15 +43,18 @@ def _found(
     yield from outcomes.failures(runs, controls, resumed)
     without = next((each for each in runs if each.ok and not each.job.workers and each.job.ranks > 1), None)
     for run in runs:
-        yield from outcomes.endings(run)
+        yield from outcomes.cut_epochs(run)
         yield from outcomes.differences(run)
         yield from outcomes.lengths(run)
         yield from outcomes.dropped(run)
+        yield from outcomes.copied_rows(run)
         yield from resources.handles(run)
         yield from resources.memory(run, without)
         yield from resources.times(run)
-        yield from outcomes.same_order(run)
-        yield from outcomes.same_randomness(run)
+        reports = RunCounter(IDENTITY, run).reports(run.epochs)
+        yield from judge_steps(reports, _facts(run, IDENTITY, allow))
+        if "shared-batches" in allow:
+            yield from _other_batches(run, reports)
     yield from resources.workers(runs, cpus)
     good = [each for each in controls if each.ok or each.cut]
     differing = conflicts([*good, *runs])
@@ -71,13 +66,19 @@ def _found(
         if (one == other and one_dataset and one >= len(good)) or (other < len(good) and kind is None):
             yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
     yield from _partial_epochs(good, allow)
+    yield from outcomes.changed_reads(good)
+    for each in kinds:
+        if each.apart:
+            fields, of_runs = each.apart
+            what = "fields of a sample arrive with those of other samples"
+            yield finding("rows-come-apart", "error", what, f"{of_runs}: {fields}")
     if kind is not None and kind.name == "indices":
         for text in unknown_content(good, runs):
             what = "samples have other content than in one process: a wrong cache, or a seed with the rank in it"
             yield finding("differs-between-ranks", "unproven", what, text)
     for run in runs:
         if any(True for _ in run.steps):
-            yield from _counted(run, kind, kinds, good, allow)
+            yield from _samples(run, kind, kinds, good, allow)
     for after in resumed:
         if kind is not None:
             yield from outcomes.resumed(runs[0], after, kind)
@@ -115,170 +116,126 @@ def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog], controls: Sequence
 
 def _exchanges(run: RunLog, kind: Kind) -> bool:
     """Whether known samples of an epoch come instead of others, more than padding and dropping explain."""
-    facts = _facts(run, ())
-    explained = facts.ranks * max(facts.workers, 1) * facts.batch
-    for expected, each in zip(kind.control or (), run.epochs, strict=False):
-        counts = Counts(expected, [kind.order(epoch) for epoch in each])
-        if min(counts.excess.total(), counts.lack.total()) > explained:
+    explained = run.job.ranks * max(run.job.workers, 1) * run.largest_batch
+    for expected, epochs in zip(kind.control or (), run.epochs, strict=False):
+        total = kind.total(epochs)
+        new = Counter({key: 1 for key in total if key not in expected})
+        if min((total - expected - new).total(), (expected - total).total()) > explained:
             return True
     return False
 
 
-def _counted(
+def _facts(run: RunLog, kind: Kind | None, allow: Collection[str], *, drawn: bool = False) -> JudgedFacts:
+    """What is known of a run besides its counts."""
+    declared = [built.traits for built in run.built]
+    return JudgedFacts(
+        "none" if kind is None else "ids" if kind.names_samples else "content",
+        "declared" if kind is not None and kind.declared else "control",
+        cut=bool(run.cut),
+        traits=LoaderTraits(
+            run.job.workers,
+            drops=any(traits.drops for traits in declared),
+            replaces=drawn or any(traits.replaces for traits in declared),
+            indexed=all(step.indices is not None for step in run.steps),
+        ),
+        exact=kind is None or kind.exact,
+        allowed=tuple(allow),
+        where=run.job.name,
+    )
+
+
+def _samples(
     run: RunLog,
     kind: Kind | None,
     kinds: Sequence[Kind],
     controls: Sequence[RunLog],
     allow: Collection[str],
 ) -> Iterator[Finding]:
-    """What a run delivers, by the strongest kind."""
-    inexact = next((each for each in kinds if each.control is not None), None)
-    if run.cut:
-        yield from _window(run, kind or next(iter(kinds), None), controls, allow)
-    elif run.epochs:
-        if kind is None and (tokens := list(_tokens(run, controls, allow))):
-            yield from tokens
-        elif (found := kind or inexact) is not None:
-            yield from _by_kind(run, found, controls, allow)
-        else:
-            yield from _uncounted(run, kinds, controls, allow)
-
-
-def _by_kind(run: RunLog, kind: Kind, controls: Sequence[RunLog], allow: Collection[str]) -> Iterator[Finding]:
-    """Each epoch against the control (rules 4 to 11)."""
-    assert kind.control is not None
-    if kind.name not in ("ids", "indices"):
-        yield finding("no-ids", "note", "batches have no ids", f"samples are identified by {kind.name}")
-    received = [[kind.order(epoch) for epoch in each] for each in run.epochs]
-    epochs = list(zip(kind.control, received, strict=False))
-    judged = [(number, counts) for number, each in enumerate(epochs) for counts in _counts(*each, allow)]
-    lacks = [counts.lack for _, counts in judged]
-    facts = _facts(run, allow)
-    facts = replace(
-        facts,
-        noun="sample" if kind.name in ("ids", "indices") else "content hash",
-        exact=kind.exact,
-        same_lack=all(lack == lacks[0] for lack in lacks) if len(epochs) > 1 else None,
-        shuffles=any(built.shuffles for built in run.built)
-        or any(one[0] != other[0] for one, other in combinations(received, 2)),
-        replaces=facts.replaces or kind.drawn,
-    )
-    errors = False
-    for number, counts in judged:
-        where = f"{run.job.name}, epoch {number}"
-        padding = _repeated_batches(run.epochs[number], kind)
-        found = judge(counts, replace(facts, where=where, ranks=len(counts.orders), padding=padding))
-        yield from found
-        errors = errors or any(each.severity == "error" for each in found)
-        new = len(counts.total.keys() - kind.control[number].keys())
-        explained = any(each.severity == "error" or each.code == "drawn-with-replacement" for each in found)
-        if new >= max(facts.batch, 1) and not explained:
-            text = f"{where}: {new} samples that the control does not deliver, so others may be missing"
-            yield finding("not-counted", "unproven", "the epoch is not that of the control", text)
-    if facts.replaces and facts.exact and controls and not errors:
-        drawn = {key for each in received for order in each for key in order}
-        control = {key for each in controls[0].epochs[: len(received)] for key in kind.total(each)}
-        yield from never_drawn(drawn, control, facts)
-
-
-def _repeated_batches(epochs: Sequence[EpochLog], kind: Kind) -> Counter[RowKey]:
-    """The rows of batches that arrived before as they are."""
-    batches = Counter(tuple(kind.of(step)) for epoch in epochs for step in epoch.steps)
-    return Counter(key for batch, times in batches.items() for key in batch * (times - 1))
-
-
-def _counts(expected: Counter[RowKey], received: Sequence[list[RowKey]], allow: Collection[str]) -> list[Counts]:
-    """One for all ranks; if ranks may share samples, peers count once, and a rank that reads everything alone."""
-    # The control may have dropped its incomplete last batch: what it did not deliver is expected once.
-    extended = expected + Counter({key for order in received for key in order if key not in expected})
-    if "shared" not in allow:
-        return [Counts(extended, received)]
-    peers = [order for number, order in enumerate(received) if order not in received[:number]]
-    alone = [Counts(extended, [order]) for order in peers]
-    whole = all(2 * counts.lack.total() < extended.total() for counts in alone)
-    return alone if whole else [Counts(extended, peers)]
-
-
-def _facts(run: RunLog, allow: Collection[str]) -> Facts:
-    return Facts(
-        where=run.job.name,
-        ranks=run.job.ranks,
-        workers=run.job.workers,
-        batch=max((step.rows or len(step.indices or ()) for step in run.steps), default=0),
-        drops=any(built.drops for built in run.built),
-        replaces=any(built.replaces for built in run.built),
-        allows_replacement="replacement" in allow,
-    )
-
-
-def _window(
-    run: RunLog, kind: Kind | None, controls: Sequence[RunLog], allow: Collection[str]
-) -> Iterator[Finding]:
-    """The beginning of an epoch (rule 16): the finding that it was cut is made elsewhere."""
-    if kind is None or "shared" in allow or not controls or not controls[0].ranks[0].epochs:
+    """What a run delivers, by the strongest kind of key."""
+    chosen = kind or next((each for each in kinds if each.control is not None), next(iter(kinds), None))
+    epochs = _cut_alike(run.cut) if run.cut else run.epochs
+    if not epochs:
         return
-    received = [Counter(kind.order(epoch)) for epoch in run.cut]
-    size = sum(each.total() for each in received)
-    control = Counter(kind.order(controls[0].ranks[0].epochs[0])[:size])
-    facts = replace(_facts(run, allow), where=f"{run.job.name}, the first {size} rows", exact=kind.exact)
-    found = window(received, control, facts)
-    yield from found or _same_sequences(run, [run.cut], controls)
+    if kind is None and not run.cut and (tokens := list(_tokens(run, controls, allow))):
+        yield from tokens
+        return
+    drawn = chosen is not None and (chosen.drawn or (chosen.control is None and any(each.drawn for each in kinds)))
+    facts = _facts(run, chosen, allow, drawn=drawn)
+    if chosen is None:
+        yield from judge_samples((), facts)
+        return
+    if chosen.control is not None and not chosen.names_samples and not run.cut:
+        yield finding("no-ids", "note", "batches have no ids", f"samples are identified by {chosen.name}")
+    counter = RunCounter(chosen, run, controls)
+    shared = any(each.startswith("shared") for each in allow)
+    expected = None if run.cut else chosen.control
+    groups = [epochs] if not shared else counter.peers(epochs, expected)
+    repeats = any(repeated(kind_total) >= REPETITIVE for kind_total in counter.totals(controls)) and run.cut
+    findings: list[Finding] = []
+    for group in groups:
+        reports = counter.reports(group, expected)
+        if not repeats and (not shared or expected is not None):
+            findings += judge_samples(reports, facts)
+    yield from findings
+    errors = any(each.severity == "error" for each in findings)
+    if expected is None and not run.cut and not errors:
+        yield from _uncounted(run, facts, controls)
+    if facts.traits.replaces and facts.exact and controls and not errors and expected is not None:
+        yield from _never_drawn(run, chosen, controls, facts)
 
 
-def _uncounted(
-    run: RunLog, kinds: Sequence[Kind], controls: Sequence[RunLog], allow: Collection[str]
-) -> Iterator[Finding]:
-    """No stable kind (rules 13 and 14): equal sequences and repeats show a disease, nothing shows soundness."""
-    facts = _facts(run, allow)
-    if "shared" not in allow:
-        found = [*_same_sequences(run, run.epochs, controls)]
-        yield from found
-        if found:
+def _other_batches(run: RunLog, epochs: Sequence[EpochReport]) -> Iterator[Finding]:
+    """Ranks without a peer that receives the same batches in the same order."""
+    for epoch in epochs:
+        peers = Counter(rank.order for rank in epoch.ranks)
+        alone = [str(rank.rank) for rank in epoch.ranks if peers[rank.order] == 1]
+        if alone and run.job.ranks > 1:
+            # Content may be random on each rank.
+            is_known = all(step.ids is not None or step.indices is not None for step in run.steps)
+            what = "ranks that share their batches receive different ones"
+            text = (
+                f"{run.job.name}, epoch {epoch.epoch}: no other rank receives the batches of rank {listed(alone)}"
+            )
+            yield finding("differs-between-ranks", "error" if is_known else "unproven", what, text)
             return
-    if facts.replaces or any(kind.drawn for kind in kinds):
-        severity: Severity = "note" if facts.allows_replacement else "unproven"
+
+
+def _cut_alike(epochs: Sequence[EpochLog]) -> list[list[EpochLog]]:
+    """The beginning of an epoch that was cut, as far as all ranks came."""
+    steps = min(len(epoch.steps) for epoch in epochs)
+    return [[replace(epoch, steps=epoch.steps[:steps]) for epoch in epochs]] if steps else []
+
+
+def _never_drawn(run: RunLog, kind: Kind, controls: Sequence[RunLog], facts: JudgedFacts) -> Iterator[Finding]:
+    """Samples that the control draws in some epoch and the ranks in none, with replacement.
+
+    With the same odds, each of both draws about as many samples that the other one does not.
+    """
+    drawn = {key for epochs in run.epochs for key in kind.total(epochs)}
+    control = {key for epochs in controls[0].epochs[: len(run.epochs)] for key in kind.total(epochs)}
+    never, new = control - drawn, drawn - control
+    if len(never) > 4 * len(new) + run.job.ranks * max(run.job.workers, 1) * run.largest_batch:
+        of_control = f"{len(never)} of {len(control)} samples that one process draws"
+        text = f"{facts.where}: {of_control} are drawn in no epoch: {listed(sorted(map(str, never)))}"
+        yield finding("missing-samples", "error", "some samples are never drawn", text)
+
+
+def _uncounted(run: RunLog, facts: JudgedFacts, controls: Sequence[RunLog]) -> Iterator[Finding]:
+    """Nothing identifies samples in all runs, so nothing shows soundness."""
+    if facts.traits.replaces:
+        severity: Severity = "note" if "replacement" in facts.allowed else "unproven"
         text = f"{run.job.name}: two control runs draw different samples"
         yield finding("drawn-with-replacement", severity, "samples are drawn with replacement", text)
         return
-    rows = [sum(epoch.rows for epoch in each) for each in run.epochs]
-    alone = [each[0].rows for log in controls[:1] for each in log.epochs]
-    text = f"{run.job.name}: the content of samples differs between two equal runs"
+    rows = [sum(epoch.rows for epoch in epochs) for epochs in run.epochs]
+    alone = [epochs[0].rows for log in controls[:1] for epochs in log.epochs]
+    why = "the content of samples differs between two equal runs" if len(controls) > 1 else "there is no control"
     totals = f"; {rows} rows by epoch, the control {alone}" if rows != alone[: len(rows)] else ""
-    yield finding("not-counted", "unproven", "samples cannot be identified", text + totals)
-
-
-def _same_sequences(
-    run: RunLog, epochs: Sequence[Sequence[EpochLog]], controls: Sequence[RunLog]
-) -> Iterator[Finding]:
-    """Identical sequences of batches on two ranks, or from two workers of a rank."""
-    alone = Counter(
-        key for log in controls[:1] for each in log.ranks[0].epochs[:1] for key in _contents(each.steps)
-    )
-    if repeated(alone) >= REPETITIVE:
-        return
-    for each in epochs:
-        places: dict[tuple[int, int], list[Step]] = {}
-        for rank, epoch in enumerate(each):
-            places[rank, -1] = epoch.steps
-            for step in epoch.steps:
-                if step.worker is not None:
-                    places.setdefault((rank, step.worker), []).append(step)
-        for (one, first), (other, second) in combinations(sorted(places), 2):
-            across, inside = one != other and first == second == -1, one == other and -1 not in (first, second)
-            both = places[one, first], places[other, second]
-            if (across or inside) and min(map(len, both)) >= 2 and same_sequence(*map(_contents, both)):
-                code = "not-sharded-by-rank" if across else "duplicated-by-workers"
-                which = f"ranks {one} and {other}" if across else f"rank {one}: workers {first} and {second}"
-                what = f"{'ranks' if across else 'workers of a rank'} deliver identical sequences of batches"
-                yield finding(code, "error", what, f"{run.job.name}, epoch {each[0].epoch}: {which}")
-
-
-def _contents(steps: Sequence[Step]) -> list[RowKey]:
-    return [key for step in steps for key in step.content]
+    yield finding("not-counted", "unproven", "samples cannot be identified", f"{run.job.name}: {why}{totals}")
 
 
 def _tokens(run: RunLog, controls: Sequence[RunLog], allow: Collection[str]) -> Iterator[Finding]:
-    """Packed sequences of tokens (rule 12)."""
+    """Packed sequences of tokens."""
     logs = [*controls, run]
     if len(controls) < 2 or any(step.indices is not None for log in logs for step in log.steps):
         return
@@ -289,10 +246,11 @@ def _tokens(run: RunLog, controls: Sequence[RunLog], allow: Collection[str]) -> 
         if number >= min(len(log.epochs) for log in controls):
             return
         one, other = (_tokens_of(log.epochs[number]) for log in controls[:2])
-        facts = replace(_facts(run, allow), where=f"{run.job.name}, epoch {number}")
-        if judge_tokens(one, other, facts).severity == "error":
+        traits, where = _facts(run, None, allow).traits, f"{run.job.name}, epoch {number}"
+        options = {"ranks": run.job.ranks, "batch": run.largest_batch}
+        if judge_tokens(one, other, traits, where=where, **options).severity == "error":
             return  # the tokens of two equal runs differ
-        yield judge_tokens(one, _tokens_of(each), facts)
+        yield judge_tokens(one, _tokens_of(each), traits, where=where, **options)
 
 
 def _tokens_of(epochs: Sequence[EpochLog]) -> Tokens:

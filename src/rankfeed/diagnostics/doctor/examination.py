@@ -17,7 +17,7 @@ from rankfeed.errors import ArgumentError
 
 START_METHODS = ("fork", "spawn", "forkserver")
 #: What a caller may allow.
-ALLOWED = ("shared", "replacement", "partial")
+ALLOWED = ("shared", "shared-samples", "shared-batches", "replacement", "partial")
 #: Names of the control runs begin with it.
 _CONTROL = "control"
 
@@ -70,14 +70,16 @@ def examine(
     max_seconds: float = 60.0,
     step_seconds: float = 0.0,
     set_epoch: bool = True,
+    other_ranks: int = 3,
     resume_ranks: int | None = None,
     progress: Callable[[str], object] = lambda text: None,
     preload: Sequence[str] = (),
 ) -> Examination:
     """Run a loader's factory on several ranks and judge what it delivers.
 
-    It runs with the requested ranks and workers, on 3 ranks without workers, and twice on one rank without
-    workers: this control says what there is to deliver. Every process that is started here is ended here.
+    It runs with the requested ranks and workers, on 3 ranks of which each seems to be on a node of its own
+    (``LOCAL_RANK`` is 0) without workers, and twice on one rank without workers: this control says what there is
+    to deliver. Every process that is started here is ended here.
 
     Args:
         factory: ``module:function`` or ``file.py:function``, or a function at the top of a module. It is called on
@@ -91,14 +93,16 @@ def examine(
         key: ids of the samples: a path in the batch (``"id"``, ``"0.sample_id"``, ``"meta.k"``, 1) or
             ``"module:function"``; if None, ``sample_id``, else dataset indices, else content.
         universe: number of samples, if ids are 0 to n - 1.
-        allow: "shared" if ranks read the same samples on purpose (full validation on every rank, tensor-parallel
-            peers), "replacement" if samples are drawn with replacement on purpose, "partial" if each epoch reads
-            another part of the dataset on purpose.
+        allow: "shared-samples" (or "shared") if ranks read the same samples on purpose (full validation on every
+            rank), "shared-batches" if they do step by step (tensor-parallel peers), "replacement" if samples are
+            drawn with replacement on purpose, "partial" if each epoch reads another part of the dataset on
+            purpose.
         timeout: seconds for the factory and for each batch.
         max_steps: an epoch is cut after this many.
         max_seconds: an epoch is cut after this long.
         step_seconds: time that training takes for a batch, to see whether it would wait.
         set_epoch: whether ``set_epoch`` is called before each epoch where it exists.
+        other_ranks: ranks of the run on several nodes; 1: leave it out.
         resume_ranks: resume from a checkpoint on this number of ranks, too.
         progress: called with the name of each run.
         preload: modules to import once, before ranks are forked, for many examinations that need the same.
@@ -119,6 +123,7 @@ def examine(
         raise invalid("key", "a path in the batch, or module:function", key)
     check_optional(check_int, "universe", universe, at_least=1)
     check_optional(check_int, "resume_ranks", resume_ranks, at_least=1)
+    check_int("other_ranks", other_ranks, at_least=1)
     job = Job(
         name="",
         factory=name,
@@ -151,17 +156,20 @@ def examine(
         if any(rank.epochs for rank in first.ranks):
             if workers and not first.cut:
                 runs += [run(start_method=method, epochs=1) for method in methods[1:]]
-            if ranks != 3 or workers:
-                runs.append(run(ranks=3, workers=0, epochs=min(2, epochs)))
-            steps = max_steps * (ranks if first.cut else max(ranks, 3))
+            if other_ranks > 1:
+                runs.append(run(ranks=other_ranks, nodes=other_ranks, workers=0, epochs=min(2, epochs)))
+            steps = max_steps * (ranks if first.cut else max(ranks, other_ranks))
             alone = {"ranks": 1, "workers": 0, "step_seconds": 0.0, "max_steps": steps}
-            controls = [run(f"{_CONTROL} {number}, 1 rank, no workers", **alone) for number in (1, 2)]
+            controls = [
+                run(f"{_CONTROL} {number}, 1 rank, no workers", reads_twice=number == 2, **alone)
+                for number in (1, 2)
+            ]
         if first.ok and all(rank.state_after is not None for rank in first.ranks):
-            resumed.append(run(resume=states, epochs=1))
+            resumed.append(run(resume=states, epochs=min(2, epochs)))
             elastic = all(built.elastic for built in first.built)
             other = resume_ranks or (max(1, ranks - 1) if elastic else ranks)
             if other != ranks:
-                resumed.append(run(resume=states, ranks=other, epochs=1))
+                resumed.append(run(resume=states, ranks=other, epochs=min(2, epochs)))
     findings = diagnose(runs, controls, cpus(), resumed, allowed, universe)
     return Examination(name, findings, (*runs, *controls, *resumed))
 
@@ -169,7 +177,8 @@ def examine(
 def _called(job: Job) -> str:
     ranks = f"{job.ranks} rank{'s' if job.ranks > 1 else ''}"
     workers = f"{job.workers} workers ({job.start_method})" if job.workers else "no workers"
-    return f"{'resumed, ' if job.resume else ''}{ranks}, {workers}"
+    nodes = f" on {job.nodes} nodes" if job.nodes > 1 else ""
+    return f"{'resumed, ' if job.resume else ''}{ranks}{nodes}, {workers}"
 
 
 def _name_of(factory: Callable[..., Any]) -> str:

@@ -5,7 +5,7 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
@@ -15,7 +15,7 @@ from xxhash import xxh3_64_hexdigest
 
 from rankfeed._util.process_info import private_bytes
 from rankfeed.diagnostics.doctor.records import Built, Moved, Sizes
-from rankfeed.diagnostics.samplers import attribute, draws_with_replacement, drops_remainder, samplers_of
+from rankfeed.diagnostics.samplers import dataloaders, samplers_of, traits_of
 
 
 def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> Built:
@@ -32,15 +32,12 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
         samples=_length(dataset),
         subset=xxh3_64_hexdigest(repr(indices).encode()) if (indices := subset(loader)) is not None else None,
         fingerprint=fingerprint if isinstance(fingerprint, str) else None,
-        indexed=_is_indexed(loader),
         workers=workers if isinstance(workers, int) else None,
         cuts_one_dataset=any(
             getattr(each, name, 1) != 1 for each in samplers for name in ("num_replicas", "num_processes")
         ),
-        persistent=any(each.persistent_workers for each in _dataloaders(loader)),
-        drops=drops_remainder(loader),
-        replaces=draws_with_replacement(loader),
-        shuffles=_shuffles(loader, samplers),
+        persistent=any(each.persistent_workers for each in dataloaders(loader)),
+        traits=traits_of(loader),
         resumes=all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")),
         elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
         pickled=_pickled(dataset) if spawned else None,
@@ -49,7 +46,7 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
 
 def without_workers(loader: Any) -> None:
     """Let DataLoaders read in this process, also where the factory takes no ``num_workers``."""
-    for each in _dataloaders(loader):
+    for each in dataloaders(loader):
         if each.num_workers:
             each.num_workers, each.prefetch_factor, each.timeout = 0, None, 0
 
@@ -59,31 +56,6 @@ def set_epoch(loader: Any, epoch: int) -> None:
     places = (loader, *samplers_of(loader), getattr(loader, "dataset", None))
     for each in {id(each): each for each in places if callable(getattr(each, "set_epoch", None))}.values():
         each.set_epoch(epoch)
-
-
-def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
-    """By the samplers or the dataset (MosaicML's); None if they do not say."""
-    names = {"RandomSampler": True, "SequentialSampler": False}
-    unused = len(samplers) > 1 and samplers[0] is attribute(loader, "sampler")  # torch's, beside one of batches
-    known = [getattr(each, "shuffle", names.get(type(each).__name__)) for each in samplers[unused:]]
-    known.append(attribute(attribute(loader, "dataset"), "shuffle"))
-    return True if any(each is True for each in known) else False if any(each is False for each in known) else None
-
-
-def _is_indexed(loader: Any) -> bool:
-    from torch.utils.data import IterableDataset
-
-    return any(not isinstance(each.dataset, IterableDataset) for each in _dataloaders(loader))
-
-
-def _dataloaders(loader: Any) -> list[Any]:
-    """The torch DataLoaders that a loader is or wraps."""
-    from torch.utils.data import DataLoader
-
-    found = [loader]
-    for each in getattr(loader, "__dict__", {}).values():
-        found += each if isinstance(each, (list, tuple)) else [each]
-    return [each for each in found if isinstance(each, DataLoader)]
 
 
 def subset(loader: Any) -> list[int] | None:

@@ -1,18 +1,15 @@
-"""Failures, steps, lengths, orders, random numbers, and what a resumed run delivers."""
+"""Failures, lengths, dropped samples, and what a resumed run delivers."""
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
+from typing import Literal
 
 from rankfeed.diagnostics.doctor.kinds import Kind
-from rankfeed.diagnostics.doctor.records import IDS, STATE, EpochLog, RowKey, RunLog, Step
-from rankfeed.diagnostics.doctor.rules import ENOUGH, length_of
+from rankfeed.diagnostics.doctor.records import IDS, STATE, RowKey, RunLog, Step
 from rankfeed.diagnostics.findings import Finding, Severity, finding
 from rankfeed.errors import listed
-
-_Place = tuple[int, int, int]  # rank, worker, epoch
-_PLACE = "rank {} worker {} epoch {}"
 
 #: Number of ordered streams that may be interleaved.
 _LANES = 16
@@ -25,8 +22,9 @@ def failures(runs: Sequence[RunLog], controls: Sequence[RunLog], resumed: Sequen
         same = [each for each in working if each.job.ranks == run.job.ranks]
         if same and run.job.start_method not in {each.job.start_method for each in same}:
             yield from _failures(run, "warning", f", with the {run.job.start_method} start method only")
-        elif runs[0].ok and run.job.ranks != runs[0].job.ranks and _raised(run):
-            yield from _failures(run, "unproven", f", with {run.job.ranks} ranks only")
+        elif runs[0].ok and (run.job.ranks, run.job.nodes) != (runs[0].job.ranks, 1) and _raised(run):
+            only = f", with {run.job.ranks} ranks on {run.job.nodes} nodes only (see --other-ranks)"
+            yield from _failures(run, "unproven", only)
         else:
             yield from _failures(run)
     for run in resumed:
@@ -64,27 +62,8 @@ def _failures(run: RunLog, severity: Severity = "error", only: str = "") -> Iter
             )
 
 
-def endings(run: RunLog) -> Iterator[Finding]:
-    """Epochs without a batch, unequal steps, and epochs that were cut (rules 1 and 16)."""
-    for each in run.epochs:
-        where = f"{run.job.name}, epoch {each[0].epoch}"
-        steps = [len(epoch.steps) for epoch in each]
-        if not any(steps):
-            again = ", although the first had some: it can be read only once" if each[0].epoch else ""
-            text = f"{where}: no rank has a batch{again}"
-            yield finding("yields-nothing", "error", "the loader yields no batches", text)
-            break
-        if not all(steps):
-            empty = listed([str(rank) for rank, count in enumerate(steps) if not count])
-            text = f"{where}: no batch for rank {empty}"
-            yield finding("yields-nothing", "error", "some ranks have no batches", text)
-        elif len({*steps}) > 1:
-            least = min(steps)
-            first = listed([str(rank) for rank, count in enumerate(steps) if count == least])
-            counts = ", ".join(f"rank {rank} takes {count}" for rank, count in enumerate(steps[:16]))
-            text = f"{where}: {counts}; a collective in step {least} (from 0) waits forever for rank {first}"
-            what = "ranks take different numbers of steps: a collective would hang"
-            yield finding("uneven-steps", "error", what, text)
+def cut_epochs(run: RunLog) -> Iterator[Finding]:
+    """Epochs that were not read to their end."""
     for rank in run.ranks:
         cut = [epoch for epoch in rank.epochs if epoch.cut]
         if cut:
@@ -92,7 +71,7 @@ def endings(run: RunLog) -> Iterator[Finding]:
             of = f" of {length}" if length is not None else ""
             text = f"{run.job.name}, rank {rank.rank}: cut after {len(cut[0].steps)} steps{of}"
             yield finding("never-ends", "unproven", "the epoch was not read to its end", text)
-            break
+            return
 
 
 def differences(run: RunLog) -> Iterator[Finding]:
@@ -109,7 +88,7 @@ def differences(run: RunLog) -> Iterator[Finding]:
 
 
 def lengths(run: RunLog) -> Iterator[Finding]:
-    """``len(loader)`` against the steps: exactly, of a map-style dataset; of a stream see rule 15."""
+    """``len(loader)`` against the steps: exactly, of a map-style dataset; of a stream."""
     for each in run.epochs[:1]:
         total = sum(len(epoch.steps) for epoch in each)
         for rank, epoch in zip(run.ranks, each, strict=True):
@@ -117,9 +96,9 @@ def lengths(run: RunLog) -> Iterator[Finding]:
             if built is None or built.length is None or built.length == steps:
                 continue
             counts = length_of(built.length, steps, total, run.job.ranks, run.job.workers)
-            if counts == "rank" and not built.indexed:
+            if counts == "rank" and not built.traits.indexed:
                 continue
-            severity: Severity = "error" if counts is None or built.indexed else "note"
+            severity: Severity = "error" if counts is None or built.traits.indexed else "note"
             what = f"len(loader) is not the number of steps{', but of all ranks' if counts == 'all ranks' else ''}"
             text = f"rank {rank.rank}: len(loader) is {built.length}, the epoch has {steps} steps"
             yield finding("wrong-length", severity, what, f"{run.job.name}, {text}")
@@ -127,7 +106,7 @@ def lengths(run: RunLog) -> Iterator[Finding]:
 
 
 def dropped(run: RunLog) -> Iterator[Finding]:
-    """Batches of fewer rows than samples given to collate (rule 3), unless collate packs samples into rows."""
+    """Batches of fewer rows than samples given to collate unless collate packs samples into rows."""
     steps = [(rank, step) for rank in run.ranks for epoch in rank.epochs for step in epoch.steps]
     known = [(rank, step) for rank, step in steps if step.indices is not None and step.rows is not None]
     fewer = [(rank, step) for rank, step in known if (step.rows or 0) < len(step.indices or ())]
@@ -140,27 +119,6 @@ def dropped(run: RunLog) -> Iterator[Finding]:
             f"{step.rows} rows; {len(found)} such batches"
         )
         yield finding("missing-samples", "error", "collate drops samples", text)
-
-
-def same_order(run: RunLog) -> Iterator[Finding]:
-    """Epochs that have the same order on a rank, although the loader shuffles."""
-    for rank in run.ranks:
-        for one, other in pairwise(rank.whole):
-            keys = one.keys
-            if len({*keys}) < ENOUGH or keys != other.keys:
-                continue
-            shuffles = None if rank.built is None else rank.built.shuffles
-            if shuffles is False or (shuffles is None and in_order(one.steps)):
-                return
-            numbers = [key for key in keys if isinstance(key, int)]
-            dense = len(numbers) == len(keys) and max(numbers) - min(numbers) < 2 * run.job.ranks * len({*numbers})
-            sure = shuffles or dense  # sample numbers in another order than theirs; names may have any
-            first = listed([str(key) for key in keys], 8)
-            where = f"{run.job.name}, rank {rank.rank}"
-            text = f"{where}: epochs {one.epoch} and {other.epoch} both begin with {first}"
-            what = "epochs have the same order" + ("" if sure else " (harmless if the loader does not shuffle)")
-            yield finding("same-order-every-epoch", "warning" if sure else "note", what, text)
-            return
 
 
 def in_order(steps: Sequence[Step]) -> bool:
@@ -183,68 +141,65 @@ def _precedes(one: RowKey, other: RowKey) -> bool:
     return one <= other if isinstance(one, int) and isinstance(other, int) else str(one) <= str(other)
 
 
-def same_randomness(run: RunLog) -> Iterator[Finding]:
-    """Workers, ranks or epochs whose generators began in the same state and were drawn from in several batches.
+def changed_reads(controls: Sequence[RunLog]) -> Iterator[Finding]:
+    """A batch that one process reads twice from one state of all generators, with different content.
 
-    An error for workers of a rank, if the draws belong to samples: a stream may use them to shuffle only. Ranks
-    and epochs may draw the same because a training script seeds them so.
+    A generator that is not known explains that, too: an error only if two equal runs had the same content.
     """
-    drawn: dict[str, dict[_Place, str]] = {}
-    persistent = any(built.persistent for built in run.built)  # what is known is how a worker began
-    for rank in run.ranks:
-        for epoch in rank.epochs[:1] if persistent else rank.epochs:
-            for (name, worker), digest in _streams_of(epoch).items():
-                drawn.setdefault(name, {})[rank.rank, worker, epoch.epoch] = digest
-    of_samples = all(step.indices is not None for step in run.steps)
-    for name, places in sorted(drawn.items()):
-        found = set()
-        for one, other in combinations(places, 2):
-            parties = "ranks" if one[0] != other[0] else "epochs" if one[2] != other[2] else "workers"
-            if places[one] != places[other] or parties in found:
-                continue
-            found.add(parties)
-            severity: Severity = "error" if parties == "workers" and of_samples else "warning"
-            both = f"{_PLACE.format(*one)} and {_PLACE.format(*other)}"
-            text = f"{run.job.name}: {parties} draw the same numbers from {name}: {both}"
-            what = "the same random numbers are drawn for different samples"
-            yield finding("same-randomness-in-workers", severity, what, text)
-
-
-def _streams_of(epoch: EpochLog) -> dict[tuple[str, int], str]:
-    """State of each generator that a worker draws from in more batches than its first, by name and worker.
-
-    Draws before the first batch only shuffle, and must be the same in all workers.
-    """
-    times: Counter[tuple[str, int]] = Counter()
-    begun: set[int] = set()
-    digests: dict[tuple[str, int], str] = {}
-    for step in epoch.steps:
-        if step.worker is None:
+    reads = [rank.read_twice for log in controls for rank in log.ranks if rank.read_twice is not None]
+    contents = [[step.content for step in log.steps] for log in controls[:2]]
+    for read in reads:
+        if not read.differs or not (read.drew or contents[0] == contents[-1]):
             continue
-        for name, digest in step.streams.items():
-            times[name, step.worker] += step.worker in begun
-            digests[name, step.worker] = digest
-        begun.add(step.worker)
-    return {place: digest for place, digest in digests.items() if times[place] >= 2}
+        what = "an item that is read again has other content, although all random generators were as before"
+        text = f"{read.differs} of the indices {listed([str(index) for index in read.indices], 8)}"
+        yield finding("reads-differ", "unproven" if read.drew else "error", what, text)
+
+
+def copied_rows(run: RunLog) -> Iterator[Finding]:
+    """Batches whose rows are all the same, though their samples are not: a buffer that all of them use."""
+    steps = [step for step in run.steps if (step.rows or 0) > 1 and step.fields]
+    are_copies = all(len({*step.content}) == 1 and len({*(step.indices or ())}) > 1 for step in steps)
+    if len(steps) >= 3 and are_copies and len({step.content[0] for step in steps}) > 1:
+        text = f"{run.job.name}: in all {len(steps)} batches of several samples"
+        what = "the rows of a batch are copies of one of its samples"
+        yield finding("reads-differ", "error", what, text)
 
 
 def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:
-    """What a run delivers that resumed from the middle of the first epoch of `whole`."""
+    """What a run delivers that resumed from the middle of the first epoch of `whole`, also in later epochs."""
     if not whole.epochs or not after.epochs or any(rank.state_after is None for rank in whole.ranks):
         return
-    expected = kind.total(whole.epochs[0])
     before: Counter[RowKey] = Counter()
     for rank, epoch in zip(whole.ranks, whole.epochs[0], strict=True):
         before.update(key for step in epoch.steps[: rank.state_after] for key in kind.of(step))
-    rest = kind.total(after.epochs[0])
-    if (whole.job.ranks, whole.job.workers) != (after.job.ranks, after.job.workers):
-        expected = Counter({*expected})  # padding differs
     steps = " or ".join(str(each) for each in sorted({rank.state_after or 0 for rank in whole.ranks}))
-    taken = f"the state was taken after {steps} steps ({before.total()} samples), {after.job.name}"
-    for code, found, what in (
-        ("resume-repeats", before + rest - expected, "a resumed run repeats samples of before the checkpoint"),
-        ("resume-skips", expected - before - rest, "a resumed run skips samples"),
-    ):
-        if found:
-            text = f"{taken}: {found.total()} samples: {listed([str(key) for key in found], 8)}"
-            yield finding(code, "error", what, text)
+    for number, (uninterrupted, epochs) in enumerate(zip(whole.epochs, after.epochs, strict=False)):
+        expected, delivered = kind.total(uninterrupted), kind.total(epochs)
+        if (whole.job.ranks, whole.job.workers) != (after.job.ranks, after.job.workers):
+            expected = Counter({*expected})  # padding differs
+        place, spare = f"the state was taken after {steps} steps ({before.total()} samples)", 0
+        if number:
+            # A whole epoch again, in which other remainders may be padded or dropped.
+            place = f"epoch {number} after a state of epoch 0"
+            spare = max(run.job.ranks * max(run.job.workers, 1) * run.largest_batch for run in (whole, after))
+        else:
+            delivered += before
+        for code, samples, what in (
+            ("resume-repeats", delivered - expected, "a resumed run repeats samples of before the checkpoint"),
+            ("resume-skips", expected - delivered, "a resumed run skips samples"),
+        ):
+            if samples.total() > spare:
+                text = f"{place}, {after.job.name}: {samples.total()} samples"
+                names = f": {listed([str(key) for key in samples], 8)}" if kind.names_samples else ""
+                yield finding(code, "error", what, text + names)
+
+
+def length_of(
+    length: int, steps: int, total: int, ranks: int, workers: int
+) -> Literal["rank", "all ranks"] | None:
+    """Whose steps ``len(loader)`` of a stream counts, up to an incomplete batch of each worker."""
+    spare = max(workers, 1)
+    if abs(length - steps) <= spare:
+        return "rank"
+    return "all ranks" if abs(length - total) <= ranks * spare else None

@@ -132,7 +132,7 @@ def _started(log: RunLog, folder: Path, preload: Sequence[str]) -> Iterator[list
         for rank in log.ranks:
             worker = pools[rank.rank % 2].workers[rank.rank // 2]
             running.append(RankProcess(rank, worker, folder / f"{rank.rank}.txt"))
-            environ = _environ(rank.rank, log.job.ranks, port) | {_MARK: mark}
+            environ = _environ(rank.rank, log.job, port) | {_MARK: mark}
             worker.channel.send(pickle.dumps((rank.rank, environ, str(running[-1].output))))
         yield running
         _let_end(running)
@@ -179,21 +179,24 @@ def _belongs(pid: int, sessions: set[int], mark: str) -> bool:
     return False
 
 
-def _environ(rank: int, ranks: int, port: int) -> dict[str, str]:
+def _environ(rank: int, job: Job, port: int) -> dict[str, str]:
     """The variables that torchrun sets, and those that keep libraries small."""
+    node, local_rank = divmod(rank, job.ranks // job.nodes)
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "PYTHONUNBUFFERED": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "ACCELERATE_USE_CPU": "true",
-        "GROUP_WORLD_SIZE": "1",
+        "GROUP_WORLD_SIZE": str(job.nodes),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(job.ranks // job.nodes),
         "ROLE_NAME": "default",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": f"rankfeed-doctor-{port}",
-        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks)),
-        **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), "0"),
+        **dict.fromkeys(("RANK", "ROLE_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), str(job.ranks)),
+        **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), str(node)),
         **dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
     }
 

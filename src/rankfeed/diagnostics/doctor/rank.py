@@ -29,13 +29,14 @@ from rankfeed.diagnostics.doctor.records import (
     Built,
     Event,
     Job,
+    ReadTwice,
     Record,
     RowKey,
     RunFailure,
     Step,
 )
 from rankfeed.diagnostics.keys import USUAL, Key, hashes, ids_in, key_array, required_ids
-from rankfeed.diagnostics.tagged import Tagged, record
+from rankfeed.diagnostics.tagged import Tagged, read_twice, record
 from rankfeed.errors import AuditError, safe_str
 
 #: Longer text is reported as a digest.
@@ -85,6 +86,7 @@ class LoaderReader:
         self.phase = "starting"
         self._key: Key | None = job.key
         self._subset: list[int] | None = None
+        self._indices: list[int] | None = None  # of the first batch
         self._ours = False
         self._measure_at = 0.0
         self.memory = inspection.ImportMeter()
@@ -127,6 +129,23 @@ class LoaderReader:
             self.report(Event("whole" if whole else "cut"))
             if not whole:
                 return
+        if self.job.reads_twice and self._indices:
+            self.phase = "reading a batch again"
+            self._read_twice(loader, self._indices)
+
+    def _read_twice(self, loader: Any, indices: list[int]) -> None:
+        with suppress(Exception):  # a dataset may serve its loader only
+            if (batches := read_twice(loader, indices)) is not None:
+                one, other = (
+                    [*zip(*self._hashes(batch, len(indices)).values(), strict=False)] for batch in batches[:2]
+                )
+                differs = sum(row != again for row, again in zip(one, other, strict=True))
+                self.report(ReadTwice(indices, differs, batches[2]))
+
+    def _hashes(self, batch: Any, rows: int | None) -> dict[str, list[int]]:
+        """Hashes of the rows of each field that has some."""
+        fields = columns(batch, rows)
+        return {name: keys for name, column in fields.items() if (keys := hashes(column)) is not None}
 
     def _build(self, factory: Callable[..., Any], epoch: int) -> tuple[Any, Built]:
         from torch.utils.data import DataLoader
@@ -197,6 +216,7 @@ class LoaderReader:
     def _step(self, batch: Any, waited: float) -> Step:
         origin = batch if isinstance(batch, Tagged) else Tagged(batch, None)
         batch, indices = origin.batch, origin.indices
+        self._indices = self._indices or indices
         before, self.phase = self.phase, IDS
         ids = self._ids(batch)
         self.phase = before

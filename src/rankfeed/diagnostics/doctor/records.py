@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rankfeed.diagnostics.deliveries import LoaderTraits
+
 #: Phases of a rank: before the factory is imported, while a state is loaded, and while ids are read.
 IMPORT, STATE, IDS = "importing the factory", "loading the state", "reading the ids"
 #: What identifies a row: its id, its index in the dataset, or a hash.
@@ -23,6 +25,7 @@ class Job:
     workers: int
     start_method: str
     epochs: int
+    nodes: int = 1  # on which the ranks seem to run, equally many on each
     timeout: float = 60.0
     max_steps: int = 1000
     max_seconds: float = 60.0
@@ -32,6 +35,7 @@ class Job:
     #: Directory for the loader's state from the middle of its first epoch, and directory to resume from.
     states: str | None = None
     resume: str | None = None
+    reads_twice: bool = False  # whether a batch is read twice in the end
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,12 @@ class Built:
     samples: int | None = None
     subset: str | None = None
     fingerprint: str | None = None
-    #: Whether the dataset, perhaps of a DataLoader that the loader wraps, is map-style.
-    indexed: bool = False
+    #: What the loader, and a DataLoader that it wraps, declare.
+    traits: LoaderTraits = field(default_factory=LoaderTraits)
     workers: int | None = None
     persistent: bool = False  # its workers outlive an epoch
     #: Whether a sampler shards what must be the same dataset on all ranks.
     cuts_one_dataset: bool = False
-    #: What samplers declare: dropped remainders, draws with replacement, shuffling (None: they do not say).
-    drops: bool = False
-    replaces: bool = False
-    shuffles: bool | None = None
     #: Whether the loader has a state, and whether that can be loaded on any number of ranks.
     resumes: bool = False
     elastic: bool = False
@@ -141,6 +141,15 @@ class Moved:
     end: int
 
 
+@dataclass(frozen=True)
+class ReadTwice:
+    """A batch was read twice from one state of all random generators."""
+
+    indices: list[int]
+    differs: int  # of them, those with other content
+    drew: bool  # whether a generator was drawn from
+
+
 @dataclass
 class RunFailure:
     """How a rank failed: it raised, hangs or died; with the last lines that it printed."""
@@ -153,7 +162,7 @@ class RunFailure:
     root: bool = True
 
 
-Record = Event | Built | Step | Sizes | Moved | RunFailure
+Record = Event | Built | Step | Sizes | Moved | ReadTwice | RunFailure
 
 
 @dataclass
@@ -193,6 +202,7 @@ class RankLog:
     built: Built | None = None
     epochs: list[EpochLog] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
+    read_twice: ReadTwice | None = None
     state_after: int | None = None
     failure: RunFailure | None = None
     done: bool = False
@@ -226,6 +236,8 @@ class RankLog:
                 self.epochs[-1].sizes.append(record)
             case Moved():
                 self.moved.append(record)
+            case ReadTwice():
+                self.read_twice = record
             case RunFailure():
                 self.failure = record
 
@@ -262,6 +274,11 @@ class RunLog:
     @property
     def steps(self) -> Iterator[Step]:
         return (step for rank in self.ranks for epoch in rank.epochs for step in epoch.steps)
+
+    @property
+    def largest_batch(self) -> int:
+        """The largest number of rows in a batch."""
+        return max((step.rows or len(step.indices or ()) for step in self.steps), default=0)
 
     @property
     def built(self) -> list[Built]:

@@ -1,0 +1,265 @@
+"""Deliveries in, verdict out: the rules that audit, doctor and pytest fixture share."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankfeed.diagnostics.deliveries import EpochReport, LoaderTraits, RankEpoch, RankRecord, report_of
+from rankfeed.diagnostics.findings import Finding, Verdict, merged, verdict_of
+from rankfeed.diagnostics.judge import JudgedFacts, judge, judge_samples
+from rankfeed.diagnostics.multiset import Keys, count
+
+SOUND, DISEASED, NOT_PROVEN = Verdict.SOUND, Verdict.DISEASED, Verdict.NOT_PROVEN
+
+
+def epoch(
+    number: int = 0, samples: int = 96, unique: int = 96, missing: int | None = 0, **given: Any
+) -> EpochReport:
+    """Two ranks with batches of 8, if nothing else is given."""
+    steps, at_end = given.pop("steps", (6, 6)), given.pop("at_end", (0, 0))
+    orders = given.pop("orders", (f"{number}a", f"{number}b"))
+    ranks = tuple(
+        RankEpoch(rank, count, samples // 2, {8: count}, {-1: orders[rank]}, repeated_at_end=at_end[rank])
+        for rank, count in enumerate(steps)
+    )
+    return EpochReport(number, samples, unique, missing, 0, ranks, **given)
+
+
+def facts(
+    keys: Any = "ids", expectation: Any = "declared", expected: int | None = 96, **given: Any
+) -> JudgedFacts:
+    cut = given.pop("cut", False)
+    return JudgedFacts(keys, expectation, expected, cut, LoaderTraits(**given))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "known", "verdict", "code"),
+    [
+        ([epoch()], facts(), SOUND, None),
+        ([epoch(steps=(6, 5))], facts(), DISEASED, "uneven-steps"),
+        ([epoch(steps=(6, 0))], facts(keys="none"), DISEASED, "uneven-steps"),
+        ([epoch(), epoch(1, 0, 0, 96, steps=(0, 0))], facts(), DISEASED, "yields-nothing"),
+        # repeats
+        ([epoch(samples=98, at_end=(1, 1), between_ranks=2)], facts(), SOUND, "padded-with-repeats"),
+        ([epoch(samples=98, at_end=(1, 0), between_ranks=2)], facts(), DISEASED, "not-sharded-by-rank"),
+        ([epoch(samples=128, at_end=(16, 16), between_ranks=32)], facts(), DISEASED, "not-sharded-by-rank"),
+        ([epoch(samples=192, between_ranks=96)], facts(), DISEASED, "not-sharded-by-rank"),
+        ([epoch(samples=192, between_workers=96)], facts(workers=2), DISEASED, "duplicated-by-workers"),
+        ([epoch(samples=97)], facts(), DISEASED, "repeated-samples"),
+        ([epoch(samples=97)], facts(expectation=None, expected=None), DISEASED, "repeated-samples"),
+        (
+            [epoch(orders=("a", "a"), between_ranks=48, samples=96, unique=48)],
+            facts(),
+            DISEASED,
+            "not-sharded-by-rank",
+        ),
+        # replacement
+        ([epoch(unique=60, missing=36)], facts(replaces=True), NOT_PROVEN, "drawn-with-replacement"),
+        (
+            [epoch(unique=48, missing=48, orders=("a", "a"))],
+            facts(replaces=True),
+            DISEASED,
+            "not-sharded-by-rank",
+        ),
+        # missing samples
+        ([epoch(samples=95, unique=95, missing=1)], facts(), DISEASED, "missing-samples"),
+        ([epoch(samples=90, unique=90, missing=6)], facts(drops=True), SOUND, "missing-samples"),
+        ([epoch(samples=64, unique=64, missing=32)], facts(drops=True), DISEASED, "missing-samples"),
+        (
+            [epoch(n, 94, 94, 2, missing_digest=n, digest=n) for n in range(2)],
+            facts(),
+            SOUND,
+            "missing-samples",
+        ),
+        ([epoch(n, 94, 94, 2, missing_digest=7) for n in range(2)], facts(), DISEASED, "missing-samples"),
+        ([epoch(missing=None)], facts(expectation=None, expected=None), NOT_PROVEN, "expected-unknown"),
+        (
+            [epoch(n, 94, 94, 2, missing_digest=7) for n in range(2)],
+            facts(expectation="epochs", expected=None),
+            NOT_PROVEN,
+            "missing-samples",
+        ),
+        ([epoch(samples=16, unique=16, missing=80)], facts(cut=True), NOT_PROVEN, "epoch-not-finished"),
+        # content
+        ([epoch(n, digest=5) for n in range(2)], facts(keys="content"), SOUND, "no-ids"),
+        ([epoch(n, digest=n) for n in range(2)], facts(keys="content"), NOT_PROVEN, "not-counted"),
+        ([epoch()], facts(keys="content"), NOT_PROVEN, "not-counted"),
+        ([epoch(unique=50)], facts(keys="content"), NOT_PROVEN, "not-counted"),
+        (
+            [epoch(samples=192, between_ranks=96)],
+            facts(keys="content", expectation=None, expected=None),
+            DISEASED,
+            "not-sharded-by-rank",
+        ),
+        (
+            [epoch(unique=48, between_ranks=48, orders=("a", "a"))],
+            facts(keys="content"),
+            NOT_PROVEN,
+            "not-counted",
+        ),
+        ([epoch(unique=2, orders=("a", "a"))], facts("content", None, None), NOT_PROVEN, "not-counted"),
+        ([epoch(samples=192, unique=192)], facts(keys="content"), DISEASED, "repeated-samples"),
+        ([epoch(samples=80, unique=80, missing=16)], facts(keys="content"), DISEASED, "missing-samples"),
+        ([epoch(0, 0, 0, None)], facts("none", None, None), NOT_PROVEN, "not-counted"),
+    ],
+)
+def test_figures_of_epochs_lead_to_a_verdict(
+    epochs: list[EpochReport], known: JudgedFacts, verdict: Verdict, code: str | None
+) -> None:
+    found = [*judge(epochs, known)]
+    assert verdict_of(found) == verdict, found
+    assert code is None or code in {each.code for each in found}
+    assert code or not found
+
+
+def test_a_known_worker_order_is_compared_with_the_others_of_its_rank() -> None:
+    rank = RankEpoch(0, 12, 96, {8: 12}, {-1: "a", 0: "b", 1: "b"})
+    report = EpochReport(0, 96, 48, 0, 0, (rank,), between_workers=48)
+    codes = {each.code for each in judge([report], facts("content", None, None))}
+    assert "duplicated-by-workers" in codes
+
+
+def test_the_verdict_follows_from_all_findings_and_one_is_kept_of_each_code() -> None:
+    assert verdict_of([]) is SOUND
+    assert verdict_of([Finding("no-ids", "unproven", "samples have no ids")]) is NOT_PROVEN
+    twice = [Finding("hangs", "error", "it hangs", (f"rank {rank}",)) for rank in range(2)]
+    assert merged(twice)[0].evidence == ("rank 0", "rank 1")
+
+
+N = 96
+EVERYTHING = [*range(N)]
+#: Samples that a rank receives in an epoch, or its batches of samples.
+Order = Sequence[int] | Sequence[Sequence[int]]
+
+
+def delivered(number: int, orders: Sequence[Order], expected: Counter[int], batch: int) -> EpochReport:
+    """The figures of an epoch."""
+    figures, deliveries, logs = [], [], []
+    for rank, order in enumerate(orders):
+        record = RankRecord()
+        flat = [*order]
+        batches: Any = [flat[start : start + batch] for start in range(0, len(flat), batch)]
+        for keys in flat if flat and not isinstance(flat[0], int) else batches:
+            record.add(np.array(keys, np.int64))
+        keys = np.array(
+            [key for each in order for key in (each if not isinstance(each, int) else [each])], np.int64
+        )
+        deliveries.append(Keys(keys, np.arange(len(keys))))
+        figures.append(record.figures(rank, in_order=True))
+        logs.append(record.steps)
+    keys, times = (
+        np.array(sorted(expected), np.int64),
+        np.array([expected[key] for key in sorted(expected)], np.int64),
+    )
+    return report_of(number, count(deliveries, logs, keys, times), figures, logs)
+
+
+def said(
+    *epochs: Sequence[Order],
+    control: int | Sequence[int] = N,
+    batch: int = 4,
+    exact: bool = True,
+    allowed: tuple[str, ...] = (),
+    workers: int = 2,
+    **traits: Any,
+) -> list[tuple[str, str]]:
+    """Codes and severities of epochs that are compared with a control."""
+    expected = Counter(range(control) if isinstance(control, int) else control)
+    reports = [delivered(number, orders, expected, batch) for number, orders in enumerate(epochs)]
+    facts = JudgedFacts("ids", "control", exact=exact, allowed=allowed, traits=LoaderTraits(workers, **traits))
+    return [(each.code, each.severity) for each in merged(judge_samples(reports, facts))]
+
+
+def shares(ids: Sequence[int], ranks: int = 2) -> list[list[int]]:
+    return [[*ids[rank::ranks]] for rank in range(ranks)]
+
+
+RESAMPLED = [random.Random(rank).choices(EVERYTHING, k=N // 2) for rank in range(2)]
+UNSHARDED, BY_WORKERS = ("not-sharded-by-rank", "error"), ("duplicated-by-workers", "error")
+TWICE, MISSING, DROPPED = ("sharded-twice", "error"), ("missing-samples", "error"), ("missing-samples", "note")
+PADDED, DRAWN = ("padded-with-repeats", "note"), ("drawn-with-replacement", "unproven")
+BATCHES = [EVERYTHING[start : start + 4] for start in range(0, N, 4)]
+
+#: What the ranks receive in each epoch, what else is known, and what must be found.
+TABLE: dict[str, tuple[Sequence[Sequence[Order]], dict[str, Any], list[tuple[str, str]]]] = {
+    "each sample once": ([shares(EVERYTHING)], {}, []),
+    "labels only, equal counts": ([shares(EVERYTHING)], {"exact": False}, [("not-counted", "unproven")]),
+    "padding": ([[EVERYTHING[::2], [*EVERYTHING[1::2][:-1], 0]]], {"control": 95}, [PADDED]),
+    "padding in the middle": ([[EVERYTHING[::2], [1, 3, 5, 0, *EVERYTHING[7::2]]]], {"control": 95}, [UNSHARDED]),
+    "a whole batch again": ([[BATCHES[:11], [*BATCHES[11:], BATCHES[0]]]], {}, [PADDED]),
+    "extra samples on one rank": ([[EVERYTHING[::2], [*EVERYTHING[1::2], 0, 2, 4]]], {}, [UNSHARDED]),
+    "the first sample of the next rank": ([[EVERYTHING[:49], EVERYTHING[48:]]], {}, [UNSHARDED]),
+    "all on all ranks": ([[EVERYTHING] * 2], {}, [UNSHARDED]),
+    "all on all ranks, tiny": ([[[0, 1, 2, 3]] * 2], {"control": 4}, [UNSHARDED]),
+    "all on all ranks, labels only": ([[EVERYTHING] * 2], {"exact": False}, [UNSHARDED]),
+    "the same half on both ranks": ([[EVERYTHING[::2]] * 2], {}, [UNSHARDED]),
+    "each worker repeats": ([[EVERYTHING[rank::2] * 2 for rank in range(2)]], {}, [BY_WORKERS]),
+    "a rank repeats": ([[EVERYTHING[rank::2] * 2 for rank in range(2)]], {"workers": 0},
+                       [("repeated-samples", "error")]),
+    "ranks and workers repeat": ([[EVERYTHING * 2] * 2], {}, [BY_WORKERS, UNSHARDED]),
+    "sharded twice by ranks": ([shares(EVERYTHING[::2])], {"workers": 0}, [TWICE]),
+    "sharded twice by both": ([shares(EVERYTHING[::4])], {}, [TWICE]),
+    "a third missing": ([shares([each for each in EVERYTHING if each % 3])], {}, [MISSING]),
+    "remainder, declared": ([shares(EVERYTHING[:90])], {"drops": True}, [DROPPED]),
+    "remainder, declared, the same in each epoch": ([shares(EVERYTHING[:90])] * 2, {"drops": True}, [DROPPED]),
+    "remainder, another in each epoch": ([shares(EVERYTHING[:84]), shares(EVERYTHING[12:])], {}, [DROPPED]),
+    "remainder, the same in each epoch, less than a global batch": ([shares(EVERYTHING[:90])] * 2, {}, [DROPPED]),
+    "remainder, the same in each epoch, of each worker": ([shares(EVERYTHING[:84])] * 2, {}, [MISSING]),
+    "padded by the sampler, last batch dropped": ([[EVERYTHING[:44:2], [*EVERYTHING[1:42:2], 0]]],
+                                                  {"control": 44, "drops": True}, [DROPPED, PADDED]),
+    "a repeat for a missing sample": ([[EVERYTHING[:44:2], [*EVERYTHING[1:42:2], 0]]], {"control": 44},
+                                      [UNSHARDED]),
+    "with replacement, declared": ([RESAMPLED], {"replaces": True}, [DRAWN]),
+    "with replacement, allowed": ([RESAMPLED], {"replaces": True, "allowed": ("replacement",)},
+                                  [("drawn-with-replacement", "note")]),
+    "one rank draws what the control does": ([RESAMPLED], {"replaces": True, "control": RESAMPLED[0]}, [DRAWN]),
+    "equal samples, all on all ranks": ([[[each // 2 for each in EVERYTHING]] * 2],
+                                        {"replaces": True, "control": [each // 2 for each in EVERYTHING]},
+                                        [UNSHARDED]),
+    "the same draws": ([[RESAMPLED[0]] * 2], {"replaces": True}, [UNSHARDED]),
+    "the same draws, allowed": ([[RESAMPLED[0]] * 2], {"replaces": True, "allowed": ("replacement",)},
+                                [UNSHARDED]),
+    "two different orders, each cut": ([[random.Random(rank).sample(EVERYTHING, N // 2) for rank in range(2)]], {},
+                                       [UNSHARDED]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_epochs_against_their_control(name: str) -> None:
+    epochs, known, expected = TABLE[name]
+    assert sorted(said(*epochs, **known)) == sorted(expected)
+
+
+@given(st.permutations(range(40)), st.integers(1, 5), st.integers(0, 3), st.integers(1, 9))
+def test_every_partition_is_sound(order: list[int], ranks: int, workers: int, batch: int) -> None:
+    assert said(shares(order, ranks), control=40, workers=workers, batch=batch) == []
+
+
+@given(st.integers(2, 200), st.integers(2, 5), st.integers(1, 9), st.integers(0, 3))
+def test_ranks_that_read_everything_are_never_sound(size: int, ranks: int, batch: int, workers: int) -> None:
+    assert UNSHARDED in said([range(size)] * ranks, control=size, workers=workers, batch=batch)
+
+
+@given(st.integers(1, 300), st.integers(2, 6), st.integers(1, 8))
+def test_a_distributed_sampler_is_never_accused(size: int, ranks: int, batch: int) -> None:
+    share = -(-size // ranks)
+    padded = [number % size for number in range(share * ranks)]
+    found = said(shares(padded, ranks), control=size, workers=0, batch=batch)
+    assert all(severity == "note" for _, severity in found) or 2 * (share * ranks - size) >= size
+
+
+@given(st.integers(1, 100), st.lists(st.lists(st.integers(0, 120), max_size=150), min_size=2, max_size=4))
+def test_a_sound_epoch_has_each_sample_up_to_a_global_batch(size: int, orders: list[list[int]]) -> None:
+    """Whatever is delivered in each of two epochs: without an error at most a global batch is too many or few."""
+    findings = said(orders, orders, control=size)
+    counts = Counter(key for order in orders for key in order)
+    excess = (counts - Counter(range(size)) - Counter(set(counts) - {*range(size)})).total()
+    if all(severity == "note" for _, severity in findings):
+        assert (Counter(range(size)) - counts).total() <= len(orders) * 4
+        assert excess < len(orders) * 4

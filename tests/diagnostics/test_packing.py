@@ -1,0 +1,63 @@
+"""Packed sequences of tokens are compared by their shingles; a length counts the steps of a rank or of all."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankfeed.diagnostics.deliveries import LoaderTraits
+from rankfeed.diagnostics.doctor.outcomes import length_of
+from rankfeed.diagnostics.doctor.packing import Tokens, judge_tokens
+from rankfeed.diagnostics.doctor.rows import shingles_of
+
+FACTS: dict[str, Any] = {"traits": LoaderTraits(2), "ranks": 2, "batch": 4, "where": "epoch 0"}
+
+
+def packed(documents: int, parts: int, *, forgets: bool = False, half: bool = False, seed: int = 1) -> Tokens:
+    """Documents dealt to `parts` packers, each cutting its stream of tokens into sequences of 64."""
+    tokens = [np.random.default_rng(number).integers(0, 30000, 100 + number % 300) for number in range(documents)]
+    order = list(range(documents))
+    random.Random(seed).shuffle(order)
+    found, count = [Counter[Any]() for _ in range(-(-parts // 2))], 0
+    for part in range(parts):
+        mine = order if forgets else order[part::parts]
+        if half:
+            mine = mine[::2]
+        stream = np.concatenate([tokens[number] for number in mine])
+        rows = [stream[start : start + 64] for start in range(0, len(stream) - 63, 64)]
+        found[part // 2].update(key for row in rows for key in shingles_of(row))
+        count += 64 * len(rows)
+    return Tokens(found, count, 64)
+
+
+def test_packed_sequences_are_compared_by_their_shingles() -> None:
+    control = packed(400, 1)
+    judged = {
+        "sound": judge_tokens(control, packed(400, 4), **FACTS),
+        "in another order": judge_tokens(control, packed(400, 4, seed=2), **FACTS),
+        "forgotten": judge_tokens(control, packed(400, 4, forgets=True), **FACTS),
+        "half": judge_tokens(control, packed(400, 4, half=True), **FACTS),
+        "few": judge_tokens(packed(4, 1), packed(4, 4), **FACTS),
+    }
+    assert {name: each.severity for name, each in judged.items()} == {
+        "sound": "note",
+        "in another order": "note",
+        "forgotten": "error",
+        "half": "error",
+        "few": "unproven",
+    }
+    assert judged["half"].code == "missing-samples"
+    assert judged["forgotten"].code == "duplicated-by-workers"
+    forgets_rank = replace(control, by_rank=control.by_rank * 2, count=2 * control.count)
+    assert judge_tokens(control, forgets_rank, **FACTS).code == "not-sharded-by-rank"
+
+
+@pytest.mark.parametrize(
+    ("length", "counts"),
+    [(10, "rank"), (11, "rank"), (20, "all ranks"), (24, "all ranks"), (40, None), (5, None), (100, None)],
+)
+def test_a_length_counts_the_steps_of_a_rank_or_of_all(length: int, counts: str | None) -> None:
+    assert length_of(length, steps=10, total=20, ranks=2, workers=2) == counts
