@@ -13,7 +13,18 @@ from rankfeed.cli.output import Json, show, show_findings
 #: As `rankfeed.diagnostics.doctor.examine` takes them.
 ALLOWED = ("shared", "shared-samples", "shared-batches", "replacement", "partial")
 StartMethod = StrEnum("StartMethod", ["fork", "spawn", "forkserver"])
-Allowed = StrEnum("Allowed", [(name.replace("-", "_"), name) for name in ALLOWED])
+
+
+class Allowed(StrEnum):
+    """What `examine` allows."""
+
+    SHARED = "shared"
+    SHARED_SAMPLES = "shared-samples"
+    SHARED_BATCHES = "shared-batches"
+    REPLACEMENT = "replacement"
+    PARTIAL = "partial"
+
+
 _Factory = Annotated[
     str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns the loader; or FILE.py:FUNCTION.")
 ]
@@ -23,7 +34,7 @@ _StartMethod = Annotated[
 ]
 _Allow = Annotated[
     list[Allowed] | None,
-    option("|".join(ALLOWED), "Intended: ranks read the same samples, or batches; draws; a part in each epoch."),
+    option("|".join(Allowed), "Intended: ranks read the same samples, or batches; draws; a part in each epoch."),
 ]
 
 

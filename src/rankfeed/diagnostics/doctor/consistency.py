@@ -131,9 +131,11 @@ def _reading(run: int, rank: RankLog, paddings: Mapping[str, Padding | None]) ->
                     values.setdefault(index, value) != value for index, value in zip(indices, column, strict=True)
                 ):
                     changing.add(name)
-    indices = found.positions.keys()  # batches of some shapes do not have all fields
+    read_indices = found.positions.keys()  # batches of some shapes do not have all fields
     found.values = {
-        name: values for name, values in found.values.items() if name not in changing and values.keys() == indices
+        name: values
+        for name, values in found.values.items()
+        if name not in changing and values.keys() == read_indices
     }
     return found
 
