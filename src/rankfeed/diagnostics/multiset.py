@@ -152,7 +152,7 @@ def _locate(
     logs: Sequence[StepLog],
     interval: int,
 ) -> None:
-    """Count where repeated keys were delivered, of which so many deliveries are allowed."""
+    """Count where repeated keys were delivered beyond the deliveries that are allowed of each."""
     places_by_rank = []
     for rank, (part, log) in enumerate(zip(delivered, logs, strict=True)):
         keys = _find(part.keys, repeated)
