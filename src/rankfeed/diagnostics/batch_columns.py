@@ -37,14 +37,18 @@ def _row_count(batch: Any, rows: int | None) -> int | None:
     nested = isinstance(batch, (list, tuple)) and not _is_column(batch)
     fields = [*batch.values()] if isinstance(batch, Mapping) else batch if nested else [batch]
     lengths: Counter[int] = Counter()
+    seconds: list[int] = []  # dimensions after another one, which may be time
     for field in fields:
         shapes = [len(field)] if isinstance(field, (list, tuple)) else []
+        second: list[int] = []
         for _, leaf in _leaves(field):
             value = _entries(leaf)
             shapes += [len(value)] if value is not None else []
-            shapes += value.shape[1:2] if isinstance(value, np.ndarray) else ()
+            second += value.shape[1:2] if isinstance(value, np.ndarray) else ()
         lengths.update([*dict.fromkeys(shapes)])
-    return rows if rows in lengths else next((length for length, _ in lengths.most_common(1)), None)
+        seconds += {*second}.difference(shapes)
+    lengths.update(length for length in seconds if length in lengths)
+    return rows if rows in lengths or rows in seconds else next((length for length, _ in lengths.most_common(1)), None)
 
 
 def _samples(batch: Any, rows: int | None) -> Column | None:
