@@ -206,7 +206,7 @@ SAME: list[dict[str, Any]] = [
 
 
 @every_engine
-@pytest.mark.parametrize("options", SAME, ids=str)
+@pytest.mark.parametrize("options", SAME, ids=lambda options: " ".join(options) or "none")
 def test_batches_are_the_same_bytes_in_every_engine(engine: dict[str, Any], options: dict[str, Any]) -> None:
     assert same(list(feed(1, 3, **options, **engine)), list(feed(1, 3, **options)))
 
