@@ -123,9 +123,8 @@ def test_an_order_that_repeats_is_found_and_one_that_changes_is_not() -> None:
 def test_workers_that_draw_the_same_numbers_are_found_and_others_are_not() -> None:
     alike = DataLoader(Noisy(), 2, num_workers=2, worker_init_fn=seeded_alike)
     report = rf.audit(alike, epochs=2)
-    assert findings(report)["same-randomness-in-workers"] == "warning"
-    assert "numpy: rank 0 worker 0, rank 0 worker 1" in str(report)
-    assert "numpy: in each epoch" in str(report)
+    assert findings(report)["same-randomness-in-workers"] == "error"
+    assert "workers draw the same numbers from numpy: rank 0 worker 0 epoch 0 and rank 0 worker 1" in str(report)
     own = alike.collate_fn
     assert "same-randomness-in-workers" not in findings(rf.audit(DataLoader(Noisy(), 2, num_workers=2)))
     assert alike.collate_fn is own

@@ -125,6 +125,32 @@ def test_a_known_worker_order_is_compared_with_the_others_of_its_rank() -> None:
     assert "duplicated-by-workers" in codes
 
 
+@pytest.mark.parametrize("indexed", [True, False])
+def test_workers_ranks_and_epochs_that_draw_the_same_numbers_are_named(indexed: bool) -> None:
+    reports = [
+        EpochReport(
+            number,
+            4,
+            4,
+            0,
+            0,
+            tuple(
+                RankEpoch(
+                    rank, 2, 2, {1: 2}, {-1: f"{number} {rank}"}, True, ((0, "numpy", "a"), (1, "numpy", "a"))
+                )
+                for rank in range(2)
+            ),
+        )
+        for number in range(2)
+    ]
+    drawn = [each for each in judge(reports, facts(indexed=indexed)) if each.code == "same-randomness-in-workers"]
+    assert {each.evidence[0].split()[0]: each.severity for each in drawn} == {
+        "workers": "error" if indexed else "warning",
+        "ranks": "warning",
+        "epochs": "warning",
+    }
+
+
 def test_the_verdict_follows_from_all_findings_and_one_is_kept_of_each_code() -> None:
     assert verdict_of([]) is SOUND
     assert verdict_of([Finding("no-ids", "unproven", "samples have no ids")]) is NOT_PROVEN

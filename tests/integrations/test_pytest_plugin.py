@@ -43,7 +43,7 @@ def test_a_project_holds_its_loaders_to_it(tmp_path: Path) -> None:
         check=False,
     )
     assert "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
-    assert "3 ranks, no workers, epoch 0: rank 0 takes 6, rank 1 takes 5" in done.stdout
+    assert "3 ranks on 3 nodes, no workers, epoch 0: rank 0 takes 6, rank 1 takes 5" in done.stdout
     assert "not-sharded-by-rank" in done.stdout
     assert "remedy: give each rank its share" in done.stdout
 

@@ -48,7 +48,9 @@ def _row_count(batch: Any, rows: int | None) -> int | None:
         lengths.update([*dict.fromkeys(shapes)])
         seconds += {*second}.difference(shapes)
     lengths.update(length for length in seconds if length in lengths)
-    return rows if rows in lengths or rows in seconds else next((length for length, _ in lengths.most_common(1)), None)
+    if rows in lengths or rows in seconds:
+        return rows
+    return next((length for length, _ in lengths.most_common(1)), None)
 
 
 def _samples(batch: Any, rows: int | None) -> Column | None:

@@ -80,8 +80,8 @@ def audit(
         >>> report = rf.audit(batches, universe=5)
         >>> print(report.epochs[0])
         epoch 0: 5 samples, 4 different, 1 missing, 1 repeated; 2 steps a rank
-        >>> report.sound, [(each.code, each.evidence) for each in report.findings][1]
-        (False, ('missing-samples', ('epoch 0: 1 samples: 3',)))
+        >>> report.sound, report.findings[0].code, report.findings[0].evidence[1]
+        (False, 'repeated-samples', 'epoch 0: 1 of 5 samples are not delivered: 3')
     """
     processes = AuditProcesses.detect()
     with ExitStack() as stack:
