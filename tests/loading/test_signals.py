@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import random
 import signal
@@ -98,6 +99,7 @@ def signals_at(is_due: Callable[[int], bool]) -> Iterator[Counter[str]]:
     """SIGUSR1 at some calls of functions of the package in this thread, which are counted.
 
     Python runs handlers at the beginning of a function, among other places; not where a generator is closed.
+    Exceptions in finalizers reach nobody, so no garbage of other tests is collected meanwhile.
     """
     counted = Counter[str]()
 
@@ -108,11 +110,14 @@ def signals_at(is_due: Callable[[int], bool]) -> Iterator[Counter[str]]:
                 signal.raise_signal(signal.SIGUSR1)
 
     before = sys.gettrace()
+    gc.collect()
+    gc.disable()
     sys.settrace(trace)
     try:
         yield counted
     finally:
         sys.settrace(before)
+        gc.enable()
 
 
 def loader(source: Any, **options: Any) -> rf.Loader:
