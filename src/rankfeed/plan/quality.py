@@ -17,7 +17,7 @@ ENOUGH_CLASSES = 0.9
 #: Classes of the data that the measurement assumes, all of the same number of samples.
 _CLASSES = 10
 #: Batches that are examined, the rows of all of them, and the rows of a global batch.
-_BATCHES, _ROWS, _GLOBAL_ROWS = 48, 2**14, 256
+_BATCHES, _ROWS, _GLOBAL_ROWS = 96, 2**14, 256
 #: Steps of a rank whose reading is counted, and their rows; of a longer epoch it is estimated from as many.
 _COUNTED_STEPS, _COUNTED_ROWS = 2**11, 2**19
 
@@ -95,10 +95,12 @@ def measure_quality(plan: Plan, *, batch_size: int, world_size: int, epoch: int 
     rank_batches: list[Int64] = []
     global_batches: list[Int64] = []
     while len(rank_batches) < batches:
-        for rank in ranks:
+        for number, rank in enumerate(ranks):
             schedule = _Rank(rank, world_size).schedule(plan, batch_size, epoch)
-            steps = max(1, len(schedule) - 2)  # the last two may be smaller
-            for step in np.unique(np.linspace(0, steps - 1, batches // len(ranks), dtype=np.int64)).tolist():
+            last = max(0, len(schedule) - 3)  # the last two may be smaller
+            steps = np.unique(np.linspace(0, last, batches, dtype=np.int64))
+            # Other steps of each rank, since ranks have the same global batch in one step.
+            for step in steps[number % len(steps) :: len(ranks)].tolist():
                 ids, _ = schedule.batches(range(step, step + 1))
                 rank_batches.append(ids[schedule.valid(step)])
                 low, high = step * schedule.global_batch_size, schedule.position_after(step)

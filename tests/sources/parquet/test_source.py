@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -306,7 +307,6 @@ def test_row_groups_under_way_hold_little_of_wide_files_however_many_there_are(
     source = ParquetSource(path, cache_bytes=1 << 20)
     for first in [*range(0, rows, rows // 20)][::-1]:  # each of them begins a walk, in two row groups
         source.fetch([first])
-    assert source._reader is not None
     assert len(source._reader._cursors) == 4
     assert pa.total_allocated_bytes() - before < (4 << 20) + 4 * columns * (200 << 10)
 
@@ -318,7 +318,6 @@ def test_threads_that_end_row_groups_while_others_count_the_memory_of_cursors(tm
     source = ParquetSource(path, cache_bytes=1 << 20)
     source.fetch(range(0, 60 * rows, rows))  # each of them begins a row group
     reader, is_done = source._reader, threading.Event()
-    assert reader is not None
     assert len(reader._cursors) == 60
     sizes = []
 
@@ -858,6 +857,28 @@ def test_a_row_group_of_large_rows_is_decoded_few_times_for_any_order(
         assert Counter(seen) == Counter(range(LARGE_ROWS))
         assert fresh._cache._bytes <= (cache_bytes or 1 << 40)
     assert decodes[0,] <= decodings
+
+
+def test_threads_that_begin_together_decode_a_row_group_once(
+    tmp_path: Path, decodes: Counter[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = parquet_rows.ParquetReader.__init__
+
+    def slow(*args: Any) -> None:  # so that all threads read before a reader exists that one of them opens
+        time.sleep(0.05)
+        opened(*args)
+
+    monkeypatch.setattr(parquet_rows.ParquetReader, "__init__", slow)
+    path = write(large_rows("bytes"), tmp_path / "t.parquet")
+    source, begin = pickle.loads(pickle.dumps(rf.open(path))), threading.Barrier(4)
+
+    def read(first: int) -> None:
+        begin.wait(60)
+        source.fetch(range(first, first + 8))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(read, range(0, LARGE_ROWS, LARGE_ROWS // 4)))
+    assert decodes[0,] == 1
 
 
 @pytest.mark.parametrize("kind", ["bytes", "lists", "fixed"])

@@ -19,6 +19,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.arrow.errors import arrow_errors
@@ -84,14 +85,18 @@ class _Cursor:
 
 
 class ParquetReader:
-    """Reads parts of row groups. Thread-safe; a new one is needed in every process.
+    """Reads parts of row groups. Thread- and fork-safe; pickles without open files and cursors.
 
     Cursors take ``cache_bytes`` at most, but at least 64 with pages of usual sizes are kept, or one of any size.
     """
 
     def __init__(self, files: DataFiles, cache_bytes: int) -> None:
-        self.pid = os.getpid()
         self._data_files = files
+        self._most_cursor_bytes = cache_bytes
+        init_in_each_process(self._init_process)
+
+    def _init_process(self) -> None:
+        """Create locks; a forked child opens files and cursors of its own."""
         self._lock = threading.Lock()
         self._files: HandleCache[tuple[Any, Any]] = HandleCache(OPEN_FILES)
         #: One thread at a time reads on in a row group (some share a lock), and in all those with large pages.
@@ -100,10 +105,12 @@ class ParquetReader:
         #: By row group and next row, least recently used first.
         self._cursors: OrderedDict[tuple[_GroupKey, int], _Cursor] = OrderedDict()
         self._open_cursors: set[_Cursor] = set()
-        self._most_cursor_bytes = cache_bytes
         self._decoded: dict[_GroupKey, _Decoded] = {}
         #: Bytes of a cursor in each row group that is read in parts.
         self._cursor_bytes: dict[_GroupKey, int] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParquetReader, (self._data_files, self._most_cursor_bytes)
 
     @property
     def nbytes(self) -> int:
