@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rankfeed._util.validate import check_bool, invalid
 from rankfeed.columns.chunk_groups import by_chunk
@@ -160,8 +161,6 @@ class ArrowSource(ChunkedSource):
             super()._expect(ids, decoded)
 
     def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-        import pyarrow as pa
-
         file_index, batch, first, rows = self._chunks[index].tolist()
         file = self._file(file_index)
         where = f"{file.path}, record batch {batch}"

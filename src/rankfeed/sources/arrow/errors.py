@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pyarrow as pa
+
 from rankfeed.errors import RankfeedError
 from rankfeed.sources.source import with_where
 from rankfeed.storage.file_errors import file_errors
@@ -11,8 +13,6 @@ from rankfeed.storage.file_errors import file_errors
 @contextmanager
 def arrow_errors(where: str, remedy: str | None = None) -> Iterator[None]:
     """As `file_errors`, for exceptions of pyarrow; errors of rankfeed that name no place get this one."""
-    import pyarrow as pa
-
     damage = (pa.ArrowException, ValueError, OverflowError, MemoryError, KeyError)
     with file_errors(where, *damage, remedy=remedy):
         try:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.errors import arrow_errors
@@ -32,8 +33,6 @@ class _Ipc:
     """The schema and record batches of a file, or of a stream, whose messages are scanned once."""
 
     def __init__(self, data: Bytes, where: str, *, unended: bool) -> None:
-        import pyarrow as pa
-
         self._data, self._buffer = data, pa.py_buffer(data)
         self.is_file = data[: len(MAGIC)].tobytes() == MAGIC
         if self.is_file:
@@ -67,8 +66,6 @@ class _Ipc:
 
     def batches(self) -> Iterator[Any]:
         """All record batches, in order."""
-        import pyarrow as pa
-
         if self.is_file:
             return (self._reader.get_batch(index) for index in range(len(self.rows)))
         stream = pa.ipc.open_stream(self._buffer, options=pa.ipc.IpcReadOptions(use_threads=False))
@@ -76,8 +73,6 @@ class _Ipc:
 
     def read(self, index: int, columns: Sequence[int], *, is_compressed: bool) -> Any:
         """A record batch; other columns than the given ones are not decoded."""
-        import pyarrow as pa
-
         if self.is_file and not is_compressed:
             return self._reader.get_batch(index)
         options = pa.ipc.IpcReadOptions(included_fields=list(columns), use_threads=False)
@@ -101,8 +96,6 @@ class _Message(NamedTuple):
 
 def _scan(data: Bytes, start: int, max_batches: int = _MAX_ROWS) -> Iterator[_Message]:
     """The messages of a stream that begins at a byte of the file."""
-    import pyarrow as pa
-
     view = data.data
     reader = pa.ipc.MessageReader.open_stream(pa.BufferReader(pa.py_buffer(data[start:])))
     no_columns = pa.schema([])

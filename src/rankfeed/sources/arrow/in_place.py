@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rankfeed.columns.field import Field
 from rankfeed.columns.pointers import Memory, Place, RowPointers
@@ -54,8 +55,6 @@ class PlainLayout:
 
 def plain_layout(kind: Any, shape: ArrayShape | None) -> PlainLayout | None:
     """The layout of a column of an Arrow type; None if it cannot be read in place."""
-    import pyarrow as pa
-
     types = pa.types
     if _is_permuted(kind):
         return None
@@ -88,8 +87,6 @@ def plain_layout(kind: Any, shape: ArrayShape | None) -> PlainLayout | None:
 
 def _is_permuted(kind: Any) -> bool:
     """Whether the axes of a tensor, or of tensors in lists, are stored in another order than the logical one."""
-    import pyarrow as pa
-
     if isinstance(kind, pa.FixedShapeTensorType):
         return tensor_axes(kind) != sorted(tensor_axes(kind)) or _is_permuted(kind.value_type)
     return hasattr(kind, "value_type") and _is_permuted(kind.value_type)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from rankfeed._util.validate import check_choice
 from rankfeed.columns.field import Field
@@ -67,8 +68,6 @@ def fields_of(
 
 def logical_types_of(schema: Any) -> dict[str, str]:
     """What the int64 values of columns are: Arrow's types, and class labels that `datasets` stored."""
-    import pyarrow as pa
-
     types: dict[str, str] = {}
     for name, _, kind in leaves_of(schema):
         kind = _value_type(kind)
@@ -129,7 +128,6 @@ def parents_of(schema: Any, names: Iterable[str]) -> dict[str, str]:
 
 def leaves_of(schema: Any) -> Iterator[tuple[str, Path, Any]]:
     """Name, path and type of each column, with structs taken apart."""
-    import pyarrow as pa
 
     def walk(name: str, kind: Any, path: Path) -> Iterator[tuple[str, Path, Any]]:
         if not pa.types.is_struct(kind) or not kind.num_fields:
@@ -145,8 +143,6 @@ def leaves_of(schema: Any) -> Iterator[tuple[str, Path, Any]]:
 
 def field_of(kind: Any) -> Field:
     """The field of a column of an Arrow type."""
-    import pyarrow as pa
-
     types = pa.types
     kind = _value_type(kind)
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
@@ -163,8 +159,6 @@ def field_of(kind: Any) -> Field:
 
 def element_of(kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
     """Dtype and shape of numbers, or of fixed-size lists of them; None for other types."""
-    import pyarrow as pa
-
     types = pa.types
     kind = _value_type(kind)
     is_tensor = isinstance(kind, pa.FixedShapeTensorType)
@@ -188,23 +182,17 @@ def tensor_axes(kind: Any) -> list[int]:
 
 def is_list(kind: Any) -> bool:
     """Whether rows of an Arrow type differ in length."""
-    import pyarrow as pa
-
     types = pa.types
     return types.is_list(kind) or types.is_large_list(kind) or is_list_view(kind)
 
 
 def is_list_view(kind: Any) -> bool:
     """Whether rows of an Arrow type may lie anywhere in its values."""
-    import pyarrow as pa
-
     return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def storage_type(kind: Any) -> Any:
     """An Arrow type without extension types around it."""
-    import pyarrow as pa
-
     while isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     return kind
@@ -212,8 +200,6 @@ def storage_type(kind: Any) -> Any:
 
 def _value_type(kind: Any) -> Any:
     """An Arrow type without dictionaries and extension types around it, except tensors."""
-    import pyarrow as pa
-
     while True:
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
@@ -283,8 +269,6 @@ def _column_types(schema: Any, columns: Sequence[str] | None) -> dict[str, str]:
 
 def type_name(kind: Any) -> str:
     """A type as text: the same for layouts that read alike, and whatever extension types are registered."""
-    import pyarrow as pa
-
     kind = _value_type(kind)
     if isinstance(kind, pa.FixedShapeTensorType) or not kind.num_fields:
         return str(kind).removeprefix("large_")

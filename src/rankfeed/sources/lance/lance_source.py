@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 
 from rankfeed._util.validate import check_int, check_name, check_optional, invalid
 from rankfeed.columns.columns import Column, ColumnBuffer, column_from_parts
@@ -133,8 +134,6 @@ class LanceSource(ChunkedSource):
         return tuple(name for name in names if self._parents[name] not in self._blobs)
 
     def _read_blobs(self, column: str, fields: Mapping[str, Field], ids: Int64) -> dict[str, ColumnBuffer]:
-        import pyarrow as pa
-
         rows = self._rows(ids)
         contents = self._read(self._fragments_of(rows), "blobs", rows, column)
         table = pa.table({column: pa.array(contents, pa.large_binary())})
@@ -195,8 +194,6 @@ def _columns_of(
     schema: Any, columns: Sequence[str] | None, nulls: Nulls, where: str
 ) -> tuple[dict[str, str], set[str], Derived, dict[str, Field]]:
     """The parent column of each column in the table, the names of blob columns, the masks, and the fields."""
-    import pyarrow as pa
-
     blobs = {field.name for field in schema if _is_blob(field)}
     schema = pa.schema([pa.field(each.name, pa.binary()) if each.name in blobs else each for each in schema])
     found = fields_of(schema, nulls=nulls, columns=columns)

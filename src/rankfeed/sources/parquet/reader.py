@@ -19,10 +19,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.arrow.errors import arrow_errors
-from rankfeed.sources.arrow.types import is_list_view, storage_type
+from rankfeed.sources.arrow.types import is_list_view
 from rankfeed.sources.parquet.footer import footer_bytes, parse_footer
 from rankfeed.sources.parquet.row_groups import RowGroupPart
 from rankfeed.sources.source import with_where
@@ -311,8 +315,6 @@ class ParquetReader:
         with arrow_errors(where):
             while sum(len(batch) for batch in got) < rows and (batch := next(cursor.batches, None)) is not None:
                 got.append(batch)
-            for column in (column for batch in got for column in batch.columns if _has_dictionary(column.type)):
-                column.validate(full=True)  # pyarrow does not compare indices with the size of the dictionary
         count = sum(len(batch) for batch in got)
         if count != rows:
             raise CorruptError(
@@ -353,8 +355,6 @@ class ParquetReader:
     def _open_cursor(
         self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str] = frozenset()
     ) -> _Cursor:
-        import pyarrow.parquet as pq
-
         handle, metadata = self._file(part.file)
         with arrow_errors(self._where(part)):
             leaves = _leaf_columns(metadata.schema, names)
@@ -381,8 +381,6 @@ class ParquetReader:
         return self._files.get(number, lambda: self._open(number))
 
     def _open(self, number: int) -> tuple[Any, Any]:
-        import pyarrow as pa
-
         path = self._data_files.path(number)
         with file_errors(path):
             handle = pa.OSFile(os.fsencode(path))
@@ -392,8 +390,6 @@ class ParquetReader:
 
 
 def _concat(batches: list[Any]) -> Any:
-    import pyarrow as pa
-
     return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches)
 
 
@@ -416,8 +412,6 @@ def _by_number(leaves: dict[str, dict[int, Any]]) -> dict[int, Any]:
 
 def _leaves_of(array: Any) -> list[tuple[Any, int]]:
     """The leaves in the structs and lists of an array, and the number of null or empty lists around each."""
-    import pyarrow as pa
-
     types = pa.types
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -441,8 +435,6 @@ def _leaves_of(array: Any) -> list[tuple[Any, int]]:
 
 def _values_per_row(kind: Any) -> list[int]:
     """Values of each leaf in a row of an Arrow type; 0 where rows differ."""
-    import pyarrow as pa
-
     if isinstance(kind, pa.BaseExtensionType):
         return _values_per_row(kind.storage_type)
     counts = [each for index in range(kind.num_fields) for each in _values_per_row(kind.field(index).type)]
@@ -453,20 +445,8 @@ def _values_per_row(kind: Any) -> list[int]:
     return [0] * len(counts) if counts else [1]
 
 
-def _has_dictionary(kind: Any) -> bool:
-    """Whether an Arrow type is a dictionary, or contains one."""
-    import pyarrow as pa
-
-    kind = storage_type(kind)
-    fields = (kind.field(index).type for index in range(kind.num_fields))
-    return pa.types.is_dictionary(kind) or any(map(_has_dictionary, fields))
-
-
 def _entry_lengths(array: Any) -> tuple[int, int]:
     """Bytes of the longest entry, and the mean, of a dictionary array; 0 for other arrays."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not pa.types.is_dictionary(array.type) or not len(array.dictionary):
         return 0, 0
     lengths = pc.binary_length(array.dictionary)
