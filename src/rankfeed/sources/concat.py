@@ -1,6 +1,5 @@
 """Concatenation of sources: the fields they agree on, and their rows in one batch."""
 
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -42,9 +41,8 @@ _LABELS_REMEDY = (
     "rankfeed.write(..., map=...), or leave the column out with columns=[...]"
 )
 
-#: The repr of a wrapped list may have any length.
-_SHORT = reprlib.Repr()
-_SHORT.maxother = 160
+#: Characters of the repr of a source in messages: that of a wrapped list may have any length.
+_MOST_SHOWN = 160
 
 
 class ConcatSource(SourceView):
@@ -85,7 +83,10 @@ class ConcatSource(SourceView):
     @cached_property
     def fields(self) -> Mapping[str, Field]:
         names = range(len(self.sources)) if self.names is None else map(repr, self.names)
-        labels = [f"source {name}, {_SHORT.repr(each)}" for name, each in zip(names, self.sources, strict=True)]
+        labels = [
+            f"source {name}, {safe_repr(each, _MOST_SHOWN)}"
+            for name, each in zip(names, self.sources, strict=True)
+        ]
         fields = [source.fields for source in self.sources]
         kinds = [source.as_dicts for source in self.sources]
         if len(set(kinds)) > 1:
@@ -175,7 +176,7 @@ def concat(
             raise ArgumentError(
                 "only sources can be concatenated",
                 expected="what rankfeed.open() or rankfeed.from_dataset() returned",
-                found=f"{type(source).__name__}: {_SHORT.repr(source)}",
+                found=f"{type(source).__name__}: {safe_repr(source, _MOST_SHOWN)}",
                 where=f"number {number}" if names is None else f"name {safe_repr(names[number])}",
             )
     if names is not None:

@@ -5,6 +5,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from rankfeed._util.validate import check_path, invalid
@@ -29,6 +30,8 @@ _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)")
 _PADDED = re.compile(r"-?0[0-9]+")
 #: Files that one pattern may name.
 _MOST = 10_000_000
+#: Folders that are searched to learn what is in a folder, so that a cycle of links ends.
+_SEARCHED_FOLDERS = 1000
 
 
 def expand(where: Paths) -> list[str]:
@@ -165,6 +168,13 @@ def files_in(
         except OSError as error:
             raise SourceError("the folder cannot be read", found=error, where=here) from error
     return sorted(found, key=natural)
+
+
+def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
+    """A folder and the first thousand at any depth, each with the names of its files; hidden ones are left out."""
+    for here, folders, names in islice(os.walk(folder, followlinks=True), _SEARCHED_FOLDERS):
+        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural)
+        yield here, [name for name in names if not name.startswith(".")]
 
 
 def files_at(where: Paths, suffixes: Sequence[str]) -> list[str]:

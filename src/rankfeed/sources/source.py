@@ -17,7 +17,7 @@ from rankfeed._util.validate import check_bool, check_int, check_int_array, chec
 from rankfeed.columns.columns import Column, ColumnBuffer, Columns, column_from_parts
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import Layout
-from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, describe_error
+from rankfeed.errors import ArgumentError, CorruptError, SourceError, describe_error
 from rankfeed.sources.selection import Indices, Selection, block_sizes, compose, resolve_selection
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
@@ -544,11 +544,6 @@ def check_same_data(found: str, expected: str, where: object) -> None:
             where=where,
             remedy="start the job again; write new data to another directory while a job reads these",
         )
-
-
-def with_where(error: RankfeedError, where: str) -> RankfeedError:
-    """The same error about another place."""
-    return type(error)(error.summary, expected=error.expected, found=error.found, where=where, remedy=error.remedy)
 
 
 def starts_of(counts: npt.ArrayLike) -> Int64:

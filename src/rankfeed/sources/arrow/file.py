@@ -162,7 +162,7 @@ class ArrowFile:
             self._ipc = _Ipc(self.data, path, unended=unended)
             self.schema, rows = self._ipc.schema, self._ipc.rows
             if min(rows, default=0) < 0 or sum(rows) > _MAX_ROWS:
-                raise _damaged(f"{sum(rows)} rows", path)
+                raise CorruptError("an Arrow file is damaged", found=f"{sum(rows)} rows")
             # The columns that are read in place; whether others are decoded into memory as whole record batches:
             # they are compressed, or of the other byte order.
             self.plain, self.is_compressed = _find_plain(self._ipc, self.data, shapes, path)
@@ -259,7 +259,7 @@ def _find_plain(
             return {}, True  # not in the file
         if layout.is_aligned(starts):
             if (problem := layout.problem(np.array(ipc.rows, np.int64), sizes)) is not None:
-                raise _damaged(problem, f"{path}, column {name!r}")
+                raise CorruptError("an Arrow file is damaged", found=problem, where=f"{path}, column {name!r}")
             plain[name] = PlainColumn(layout, data, table)
     return plain, False
 
@@ -286,7 +286,3 @@ def _is_stored(batch: Any, data: Bytes) -> bool:
     base = data.ctypes.data
     buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
     return all(base <= buffer.address <= base + len(data) - buffer.size for buffer in buffers if buffer.size)
-
-
-def _damaged(found: str, where: str) -> CorruptError:
-    return CorruptError("an Arrow file is damaged", found=found, where=where)

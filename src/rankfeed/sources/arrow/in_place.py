@@ -160,15 +160,10 @@ def _check_lengths(
     offsets: npt.NDArray[Any], base: Int64, first: Int64, last: Int64, length: int, where: Place
 ) -> None:
     """Check that all lists from ``first`` to ``last`` have one length; a CorruptError if one has another."""
-    counts = np.where(first == last, 0, last - first + 1)
-    rows = RowPointers.into(offsets, base + first, counts)
-    targets = starts_of(counts)
-    copied = np.empty(int(targets[-1]), offsets.dtype)
-    rows.copy_elements(copied, targets)
-    targets = targets[:-1]
-    steps = np.append(np.diff(copied.astype(np.int64)), length)
-    steps[(targets + counts - 1)[counts > 0]] = length  # from the last offset of a row to the next row's first
-    if (steps != length).any():
-        wrong = int(np.argmax(steps != length))
-        which = int(np.searchsorted(targets, wrong, side="right")) - 1
-        raise shape_error(length, int(steps[wrong]), where(which))
+    starts = starts_of(last - first)  # of the lists of each row
+    at = np.arange(starts[-1]) + np.repeat(base + first - starts[:-1], last - first)
+    begins, ends = offsets.take(at, mode="clip"), offsets.take(at + 1, mode="clip")
+    wrong = np.flatnonzero(ends != begins + length)
+    if len(wrong):
+        row = int(starts.searchsorted(wrong[0], side="right")) - 1
+        raise shape_error(length, int(ends[wrong[0]]) - int(begins[wrong[0]]), where(row))

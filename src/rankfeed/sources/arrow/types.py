@@ -254,17 +254,13 @@ def check_same_schema(
 
 def _column_types(schema: Any, columns: Sequence[str] | None) -> dict[str, str]:
     """The type of each column, without differences that do not matter to a reader."""
-    typed = [(field.name, field.type) for field in schema]
-    if columns is not None:
-        leaves = [(name, kind) for name, _, kind in leaves_of(schema)]
-        names = {name for name, _ in leaves}
-        wanted = {name if name in names else name.removesuffix(VALID) for name in columns}
-        typed = [(name, kind) for name, kind in leaves if name in wanted]
     types: dict[str, str] = {}
-    for name, kind in typed:
-        text = type_name(kind)
-        types[name] = f"{types[name]}, {text}" if name in types else text
-    return types
+    for name, _, kind in leaves_of(schema):
+        types[name] = f"{types[name]}, {type_name(kind)}" if name in types else type_name(kind)
+    if columns is None:
+        return types
+    wanted = {name if name in types else name.removesuffix(VALID) for name in columns}
+    return {name: text for name, text in types.items() if name in wanted}
 
 
 def type_name(kind: Any) -> str:

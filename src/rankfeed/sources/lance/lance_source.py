@@ -80,7 +80,9 @@ class LanceSource(ChunkedSource):
         if condition is not None and not (isinstance(condition, str) and condition.strip()):
             raise invalid("filter", "a condition in SQL", filter)
         self._nulls: Nulls = nulls
-        self._info = inspect_table(self.path, _check_version(version), filter)
+        tag = check_name("version", version) if isinstance(version, str) else None
+        number = None if tag else check_optional(check_int, "version", version, at_least=0, at_most=2**63 - 1)
+        self._info = inspect_table(self.path, tag or number, filter)
         self._where = f"{self.path}, version {self.version}"
         label = self._where if filter is None else f"{self._where}, filter {filter!r}"
         self._handle = TableHandle(self._info)
@@ -215,9 +217,3 @@ def _is_blob(field: Any) -> bool:
     """Whether the bytes of a column are stored apart, in either of the two encodings."""
     extension = getattr(field.type, "extension_name", "")
     return extension == "lance.blob.v2" or (field.metadata or {}).get(b"lance-encoding:blob") == b"true"
-
-
-def _check_version(version: object) -> Any:
-    if isinstance(version, str):  # a tag
-        return check_name("version", version)
-    return check_optional(check_int, "version", version, at_least=0, at_most=2**63 - 1)

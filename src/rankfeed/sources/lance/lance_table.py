@@ -46,7 +46,11 @@ class TableInfo:
 
 
 class LanceTable:
-    """An open version of a table: a number or a tag; None for the latest. ``table`` is an open `LanceDataset`."""
+    """An open version of a table: a number or a tag; None for the latest. ``table`` is an open `LanceDataset`.
+
+    Attributes:
+        where: names the table and its version in error messages.
+    """
 
     closed = False
 
@@ -67,31 +71,27 @@ class LanceTable:
                 ) from error
             self.version = int(self._table.version)
             self._fragments = {fragment.fragment_id: fragment for fragment in self._table.get_fragments()}
-        self._where = f"{uri}, version {self.version}"
+        self.where = f"{uri}, version {self.version}"
         self._checked: set[int] = set()  # fragments
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method, as `IsolatedTable` does in another process."""
         return getattr(self, method)(*arguments)
 
-    def describe(self) -> str:
-        """The version, for error messages."""
-        return self._where
-
     def info(self, condition: str | None = None) -> TableInfo:
         """Schema, fragments and counts, and the rows that a condition in SQL accepts."""
         rows, sizes, paths = [], [], []
-        with lance_errors(self._where):
+        with lance_errors(self.where):
             schema = self._table.schema
             names = [str(self.version), str(schema)]
             for number, fragment in self._fragments.items():
-                data = _data_files(fragment, self._where)
+                data = _data_files(fragment, self.where)
                 rows.append(int(fragment.count_rows()))
                 sizes.append(sum(size for _, size in data))
                 names.append(f"{number}:{fragment.metadata.physical_rows}:{rows[-1]}:{data}")
-                paths.append(tuple(path for path, _ in self._files(fragment, self._where)))
+                paths.append(tuple(path for path, _ in self._files(fragment, self.where)))
         if rows and min(rows) < 0:
-            raise CorruptError("a fragment has a negative number of rows", where=self._where, remedy=_DAMAGED)
+            raise CorruptError("a fragment has a negative number of rows", where=self.where, remedy=_DAMAGED)
         return TableInfo(
             self.uri,
             self.version,
@@ -105,7 +105,7 @@ class LanceTable:
         )
 
     def _matching_rows(self, condition: str) -> Int64:
-        with lance_errors(self._where):
+        with lance_errors(self.where):
             try:
                 scanner = self._table.scanner(columns=["_rowoffset"], filter=condition, scan_in_order=True)
                 parts = [batch.column(0).to_numpy().astype(np.int64) for batch in scanner.to_batches()]
@@ -116,7 +116,7 @@ class LanceTable:
                     "the filter cannot be used",
                     expected="a condition in SQL on the table's columns, such as: label = 3 AND year > 1999",
                     found=f"{condition!r}: {_short_message(error)}",
-                    where=self._where,
+                    where=self.where,
                 ) from error
         return np.sort(np.concatenate([np.empty(0, np.int64), *parts]))
 
@@ -144,8 +144,8 @@ class LanceTable:
         """Rows of some fragments, int64 [m] (ascending, without deleted ones), as a `pyarrow.Table`."""
         for fragment in fragments:
             self._check_fragment(fragment)
-        with lance_errors(self._where):
-            return _counted(self._table.take(rows, columns=list(columns)), len(rows), self._where)
+        with lance_errors(self.where):
+            return _counted(self._table.take(rows, columns=list(columns)), len(rows), self.where)
 
     def batch(self, rows: Int64, columns: Any, row_ids: bool) -> Any:
         """Rows (at least one) in the given order, as a `pyarrow.RecordBatch`.
@@ -154,14 +154,14 @@ class LanceTable:
         """
         if row_ids:
             columns = {**columns, "_rowid": "_rowid"} if isinstance(columns, dict) else [*columns, "_rowid"]
-        with lance_errors(self._where):
+        with lance_errors(self.where):
             table = self._table.take(rows, columns=columns).combine_chunks()
-        (batch,) = _counted(table, len(rows), self._where).to_batches()
+        (batch,) = _counted(table, len(rows), self.where).to_batches()
         return batch
 
     def blobs(self, rows: Int64, column: str) -> list[bytes | None]:
         """The bytes of a blob column in some rows, in the given order."""
-        where = f"{self._where}, column {column!r}"
+        where = f"{self.where}, column {column!r}"
         with lance_errors(where):
             pairs = self._table.read_blobs(column, indices=rows.tolist(), preserve_order=True)
         if len(pairs) != len(rows):
@@ -169,7 +169,7 @@ class LanceTable:
         return [content for _, content in pairs]
 
     def _fragment_name(self, fragment: int) -> str:
-        return f"{self._where}, fragment {fragment}"
+        return f"{self.where}, fragment {fragment}"
 
     def _check_fragment(self, fragment: int) -> None:
         """Check the files of a fragment before it is read: Lance reads truncated files without an error."""

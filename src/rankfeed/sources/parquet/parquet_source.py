@@ -135,16 +135,16 @@ class ParquetSource(ChunkedSource):
         self._parts = cut_row_groups(self._groups, self._most_part_bytes, factor, self.files.path)
         #: Row groups with large rows that are read in parts.
         self._sequential_chunks = any(map(self._is_sequential, self._parts))
-        self._reader: ParquetReader | None = None  # whose cursors return rows in steps of these parts
+        self._reader = ParquetReader(self.files, cache_bytes)  # whose cursors return rows in steps of these parts
         self._init_chunks([part.rows for part in self._parts], cache_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
         # Once there are smaller parts, the cache of the others is empty; the other process starts with the others.
-        return {**self.__dict__, "_reader": None, "_finer": None, "_cache": ChunkCache(self.cache_bytes)}
+        return {**self.__dict__, "_finer": None, "_cache": ChunkCache(self.cache_bytes)}
 
     def _independent(self) -> Self:
         source = super()._independent()
-        source._reader = None  # its locks may be held
+        source._reader = ParquetReader(self.files, self.cache_bytes)  # the locks of this one may be held
         return source
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
@@ -173,11 +173,6 @@ class ParquetSource(ChunkedSource):
         nbytes = sizes[part.group]
         return part.groups == 1 and part.rows < rows[part.group] and nbytes > _LARGE_ROW * rows[part.group]
 
-    def _open_reader(self) -> ParquetReader:
-        if self._reader is None or self._reader.pid != os.getpid():
-            self._reader = ParquetReader(self.files, self.cache_bytes)
-        return self._reader
-
     def _parents_of(self, names: Iterable[str]) -> tuple[str, ...]:
         """The columns of the file in which some fields are."""
         return tuple(dict.fromkeys(self._parents[name] for name in names if name in self._parents))
@@ -186,13 +181,12 @@ class ParquetSource(ChunkedSource):
         part = self._parts[index]
         if not self._is_sequential(part) or (part.first and self._cache.is_pending((index - 1, names))):
             return True
-        return self._open_reader().continues_at(part, self._parents_of(names))
+        return self._reader.continues_at(part, self._parents_of(names))
 
     def _load_chunk(self, index: int, names: tuple[str, ...]) -> Chunk:
         part, parents, rows = self._parts[index], self._parents_of(names), None
         if parents:
-            reader = self._open_reader()
-            with reader.lock(part, parents):
+            with self._reader.lock(part, parents):
                 # Perhaps it was decoded on the way to another one.
                 if (chunk := self._cache.peek((index, names))) is not None:
                     return chunk
@@ -203,8 +197,8 @@ class ParquetSource(ChunkedSource):
                         with suppress(SourceError):  # which is raised when the part is requested
                             self._cache.offer((before, names), self._columns(before, names, rows))
 
-                rows = reader.read(part, parents, keep)
-                self._cache.reserved = reader.nbytes
+                rows = self._reader.read(part, parents, keep)
+                self._cache.reserved = self._reader.nbytes
         return self._columns(index, names, rows)
 
     def _columns(self, index: int, names: tuple[str, ...], rows: Any) -> dict[str, ColumnBuffer]:

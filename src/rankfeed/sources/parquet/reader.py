@@ -23,13 +23,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed._util.handle_cache import HandleCache
-from rankfeed.errors import CorruptError, RankfeedError
+from rankfeed.errors import CorruptError, RankfeedError, with_where
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import is_list_view
 from rankfeed.sources.parquet.footer import footer_bytes, parse_footer
 from rankfeed.sources.parquet.row_groups import RowGroupPart
-from rankfeed.sources.source import with_where
 from rankfeed.storage.data_files import DataFiles
 from rankfeed.storage.file_errors import file_errors
 
@@ -88,14 +88,20 @@ class _Cursor:
 
 
 class ParquetReader:
-    """Reads parts of row groups. Thread-safe; a new one is needed in every process.
+    """Reads parts of row groups. Thread-safe; works after fork; pickles without its cursors.
 
     Cursors take ``cache_bytes`` at most, but at least 64 with pages of usual sizes are kept, or one of any size.
     """
 
     def __init__(self, files: DataFiles, cache_bytes: int) -> None:
-        self.pid = os.getpid()
-        self._data_files = files
+        self._data_files, self._most_cursor_bytes = files, cache_bytes
+        init_in_each_process(self._init_process)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParquetReader, (self._data_files, self._most_cursor_bytes)
+
+    def _init_process(self) -> None:
+        """Create locks and caches; a forked child cannot continue the cursors of its parent."""
         self._lock = threading.Lock()
         self._files: HandleCache[tuple[Any, Any]] = HandleCache(OPEN_FILES)
         #: One thread at a time reads on in a row group (some share a lock), and in all those with large pages.
@@ -103,8 +109,8 @@ class ParquetReader:
         self._large_lock = threading.Lock()
         #: By row group and next row, least recently used first.
         self._cursors: OrderedDict[tuple[_GroupKey, int], _Cursor] = OrderedDict()
+        #: Kept ones, and those that a thread reads on.
         self._open_cursors: set[_Cursor] = set()
-        self._most_cursor_bytes = cache_bytes
         self._decoded: dict[_GroupKey, _Decoded] = {}
         #: Bytes of a cursor in each row group that is read in parts.
         self._cursor_bytes: dict[_GroupKey, int] = {}
@@ -199,10 +205,11 @@ class ParquetReader:
             if not is_kept:
                 self._check_values(part, cursor)
         finally:
-            if is_kept:
-                self._keep_cursor(key, at + part.rows, cursor)
-            else:
-                with self._lock:
+            with self._lock:
+                if is_kept:
+                    self._cursors[key, at + part.rows] = cursor
+                    self._drop_cursors(cursor, at_least=1)
+                else:
                     self._open_cursors.discard(cursor)
         return rows
 
@@ -291,11 +298,6 @@ class ParquetReader:
             self._drop_cursors(cursor, needed=self._cursor_bytes.get(key, 0))
             self._open_cursors.add(cursor)
         return 0, cursor
-
-    def _keep_cursor(self, key: _GroupKey, at: int, cursor: _Cursor) -> None:
-        with self._lock:
-            self._cursors[key, at] = cursor
-            self._drop_cursors(cursor, at_least=1)
 
     def _drop_cursors(self, cursor: _Cursor, *, needed: int = 0, at_least: int = 0) -> None:
         """Drop the cursors used least recently, until the others and ``needed`` bytes are within the limits.

@@ -1,6 +1,6 @@
 """The indexed shards of a dataset, opened when they are read, and the samples in them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,18 +55,13 @@ class ShardSet:
             if summary.repeated is not None and not keep_repeated:
                 index = cache.load(self.paths[number])
                 first, second = (int(index.offsets[row]) for row in summary.repeated)
-                rows, key = np.array(summary.repeated), index.key(summary.repeated[0])
-                extensions = [
-                    member.name for member in summary.extensions if (index.locate(member.name, rows)[1] >= 0).any()
-                ]
                 raise SourceError(
                     "two samples that are not adjacent have the same key: probably one sample in two pieces",
                     expected="all members of a sample side by side",
-                    found=f"{key!r} at offset {first} and at {second}",
+                    found=f"{index.key(summary.repeated[0])!r} at offset {first} and at {second}",
                     where=f"{self.paths[number]}, offset {second}",
                     remedy=first_dot_remedy(
-                        key,
-                        extensions,
+                        self.extensions,
                         'write the archive again by `tar --sort=name`, or pass duplicate_keys="keep" to have each '
                         "as a sample, as WebDataset does",
                     ),
@@ -115,19 +110,6 @@ class ShardSet:
         for number, rows, slots in by_chunk(ids, self.starts):
             yield number, self._kept[number][rows] if number in self._kept else rows, slots
 
-    def first_dot_remedy(self, extensions: Iterable[str], remedy: str) -> str:
-        """As `first_dot_remedy`, with the key of the first sample that has the extension with a dot."""
-        extension = next((name for name in extensions if "." in name), None)
-        if extension is None:
-            return remedy
-        for path, summary in zip(self.paths, self.summaries, strict=True):
-            if any(member.name == extension for member in summary.extensions):
-                index = self._cache.load(path)
-                rows = np.arange(summary.samples)
-                key = index.key(int(np.argmax(index.locate(extension, rows)[1] >= 0)))
-                return first_dot_remedy(key, [extension], remedy)
-        return remedy
-
     def check_missing(self, extensions: Sequence[str], *, skip: bool) -> None:
         """Leave out samples that lack a member (``skip``), or raise a SourceError for the first of them."""
         for number, summary in enumerate(self.summaries):
@@ -147,7 +129,7 @@ class ShardSet:
                         expected=f"a member .{extension}",
                         found=f"sample {index.key(row)!r} without",
                         where=f"{self.paths[number]}, offset {index.offsets[row]}",
-                        remedy=self.first_dot_remedy(
+                        remedy=first_dot_remedy(
                             [extension],
                             'choose columns= that all have, or pass missing="skip" to leave such samples out, or '
                             'missing="mask" to have them with an empty value',
@@ -159,7 +141,7 @@ class ShardSet:
                 "no sample has all columns",
                 expected=", ".join(extensions),
                 where=self.paths[0],
-                remedy=self.first_dot_remedy(extensions, 'give columns= that samples share, or missing="mask"'),
+                remedy=first_dot_remedy(extensions, 'give columns= that samples share, or missing="mask"'),
             )
 
     def _exclude(self, listed: ShardList) -> None:

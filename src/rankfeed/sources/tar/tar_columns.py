@@ -20,6 +20,7 @@ from rankfeed.sources.scattered import ByteSlices, decode_each, place_of, undeco
 from rankfeed.sources.source import Int64, check_columns, empty_column
 from rankfeed.sources.tar.decoders import Decoder, decoder_of
 from rankfeed.sources.tar.shards import Missing, Shard, ShardSet
+from rankfeed.sources.tar.tar_index import first_dot_remedy
 
 #: The column of the samples' keys.
 KEY = "__key__"
@@ -240,7 +241,7 @@ def schema_of(
             expected=f"at most {_MAX_EXTENSIONS}",
             found=f"{len(extensions)}: " + ", ".join(map(repr, extensions[:4])),
             where=shards.paths[0],
-            remedy=shards.first_dot_remedy(extensions, "give columns="),
+            remedy=first_dot_remedy(extensions, "give columns="),
         )
     names = {*extensions} if wanted is None else {*check_names("columns", wanted)}
     samples = sum(summary.samples for summary in shards.summaries)
@@ -271,7 +272,9 @@ def schema_of(
         npy = NpyReader(name, field) if decoder.kind == "npy" and field.kind in ("dense", "ragged") else None
         specs |= {name: ColumnSpec(name, field, decoder, npy=npy), **added}
     columns = {**dict.fromkeys(extensions), **specs}
-    order = [*specs] if wanted is None else _check_columns(wanted, columns, derived_of(specs), shards)
+    longer = [name for name in extensions if name.endswith(tuple(f".{column}" for column in wanted or ()))]
+    remedy = first_dot_remedy(longer, "request the extension as it is") if longer else None
+    order = [*specs] if wanted is None else check_columns(wanted, columns, derived_of(specs), remedy=remedy)
     return {name: specs[name] for name in order}
 
 
@@ -282,15 +285,6 @@ def derived_of(specs: Mapping[str, ColumnSpec]) -> dict[str, list[str]]:
         if spec.role in ("rate", "valid"):
             derived.setdefault(spec.extension, []).append(name)
     return derived
-
-
-def _check_columns(
-    wanted: Sequence[str], columns: Mapping[str, Any], derived: Mapping[str, Sequence[str]], shards: ShardSet
-) -> list[str]:
-    """The requested columns; the error for one that does not exist explains keys with dots."""
-    longer = [name for name in shards.extensions if name.endswith(tuple(f".{column}" for column in wanted))]
-    remedy = shards.first_dot_remedy(longer, "request the extension as it is") if longer else None
-    return check_columns(wanted, columns, derived, remedy=remedy)
 
 
 def _probed_field(

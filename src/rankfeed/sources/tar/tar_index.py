@@ -112,15 +112,15 @@ def split_name(name: bytes) -> tuple[bytes, str] | None:
     return found[1], found[2].decode("utf-8", "backslashreplace").lower()
 
 
-def first_dot_remedy(key: str, extensions: Iterable[str], remedy: str) -> str:
+def first_dot_remedy(extensions: Iterable[str], remedy: str) -> str:
     """A remedy; if an extension has a dot, which may belong to the key, also how to write such keys."""
     extension = next((name for name in extensions if "." in name), None)
     if extension is None:
         return remedy
     return (
-        f"a key ends at the first dot of a name, as in WebDataset: {key + '.' + extension!r} is member "
-        f".{extension} of sample {key!r}. If the dot belongs to the key, write the archive again with keys "
-        f"that have no dots; otherwise {remedy}"
+        f"a key ends at the first dot of a name, as in WebDataset: 'KEY.{extension}' is member .{extension} of "
+        "sample 'KEY'. If the dot belongs to the key, write the archive again with keys that have no dots; "
+        f"otherwise {remedy}"
     )
 
 
@@ -134,7 +134,15 @@ def scan(path: str) -> TarIndex:
             parts = split_name(member.name)
             if parts is None:
                 continue
-            _check_member(member, parts[1], path)
+            where = f"{path}, offset {member.start}"
+            check_data_name(member.name, where)
+            if parts[1] in _RESERVED:
+                raise SourceError(
+                    "the extension of a tar member cannot name a column",
+                    found=_shown(member),
+                    where=where,
+                    remedy="rename the member",
+                )
             if parts[0] != key:
                 key, seen = parts[0], {}
                 offsets.append(member.start)
@@ -145,9 +153,8 @@ def scan(path: str) -> TarIndex:
                     "a sample has two members of one extension",
                     expected=f"one member .{parts[1]}",
                     found=f"one at offset {seen[parts[1]]}, and {_shown(member)} at offset {member.start}",
-                    where=f"{path}, offset {member.start}",
+                    where=where,
                     remedy=first_dot_remedy(
-                        printable(key),
                         parts[1:],
                         "write the archive again without the second; extensions are compared in lower case",
                     ),
@@ -178,19 +185,6 @@ def scan(path: str) -> TarIndex:
         ],
     )
     return TarIndex(summary, *arrays)
-
-
-def _check_member(member: TarMember, extension: str, path: str) -> None:
-    """Refuse names that leave the directory, and extensions that cannot name a column."""
-    where = f"{path}, offset {member.start}"
-    check_data_name(member.name, where)
-    if extension in _RESERVED:
-        raise SourceError(
-            "the extension of a tar member cannot name a column",
-            found=_shown(member),
-            where=where,
-            remedy="rename the member",
-        )
 
 
 def _shown(member: TarMember) -> str:

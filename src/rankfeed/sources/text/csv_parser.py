@@ -76,16 +76,8 @@ class CsvParser(TextParser):
         with arrow_errors(place, REMEDY):
             # Arrow removes one byte order mark; the text has its own only if a row begins with it.
             table = csv.read_csv(BytesIO(BOM + text.content), read, parse, convert)
-            try:
-                table.schema.names  # noqa: B018
-            except UnicodeDecodeError as error:  # Arrow decodes names when they are used
-                raise CorruptError(
-                    "a column name is not valid text",
-                    expected="UTF-8",
-                    found=f"{error.object!r}: {error.reason} at byte {error.start}",
-                    where=f"{text.path}, line 1",
-                    remedy="write the file in UTF-8 (iconv -t UTF-8)",
-                ) from error
+        with arrow_errors(f"{text.path}, line 1, which names the columns", "write the file in UTF-8"):
+            table.schema.names  # noqa: B018  (Arrow decodes them when they are used)
         # A value without an end reaches the end of the text: in the last line, or with lines in it.
         last_line = text.content[text.content.rfind(b"\n") + 1 :]
         if b'"' in last_line or any(_ends_with_lines(column) for column in table.columns):
