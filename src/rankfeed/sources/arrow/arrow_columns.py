@@ -73,7 +73,7 @@ def read_columns(
             raise CorruptError(
                 "a column is missing or of another type than expected",
                 expected=f"{name!r}: {field}",
-                found=", ".join(f"{each.name!r}: {each.type}" for each in table.schema)[:500],
+                found=", ".join(f"{stored.name!r}: {stored.type}" for stored in table.schema)[:500],
                 where=where,
                 remedy="write the files with one schema",
             )
@@ -105,8 +105,8 @@ def _row_error(
     field: Field, where: str, column: str, first_row: int | Int64, misshapen: Misshapen
 ) -> Callable[[int], SourceError]:
     def error(row: int) -> SourceError:
-        number = first_row + row if isinstance(first_row, int) else int(first_row[row])
-        place = f"{where}, row {number}, column {column!r}"
+        row_number = first_row + row if isinstance(first_row, int) else int(first_row[row])
+        place = f"{where}, row {row_number}, column {column!r}"
         if row in misshapen:
             return shape_error(*misshapen[row], place)
         return SourceError(
@@ -120,12 +120,12 @@ def _row_error(
     return error
 
 
-def shape_error(expected: int, found: int, where: str) -> CorruptError:
+def shape_error(expected: int, actual: int, where: str) -> CorruptError:
     """The error for a list of another length than its column declares."""
     return CorruptError(
         "an array has another shape than its column",
         expected=f"lists of {expected}",
-        found=f"one of {found}",
+        found=f"one of {actual}",
         where=where,
         remedy="correct the shape, or write the data again",
     )
@@ -149,7 +149,7 @@ def _concat_dictionaries(arrays: list[Any]) -> Any:
     """Dictionary arrays as one; pyarrow cannot concatenate those with a null among their values."""
     kind = _with_64_bit_offsets(arrays[0].type.value_type)
     values = [array.dictionary.cast(kind) for array in arrays]
-    firsts = starts_of([len(each) for each in values])[:-1]
+    firsts = starts_of([len(part) for part in values])[:-1]
     indices = [
         array.indices.cast(pa.int64()).fill_null(0).to_numpy() + first
         for array, first in zip(arrays, firsts, strict=True)
@@ -265,9 +265,9 @@ def _descend(array: Any, shape: ArrayShape) -> tuple[Any, Int64, Int64, npt.NDAr
         if length is not None:
             lengths = np.diff(offsets)
             wrong = np.flatnonzero(lengths != length)
-            for row, found in zip(_rows_at(wrong, ends).tolist(), lengths[wrong].tolist(), strict=True):
+            for row, actual in zip(_rows_at(wrong, ends).tolist(), lengths[wrong].tolist(), strict=True):
                 if whole[row]:
-                    misshapen.setdefault(row, (length, found))
+                    misshapen.setdefault(row, (length, actual))
         ends = offsets[ends]
         starts = ends if level == 0 else starts
     return array, starts, ends, whole, misshapen
@@ -339,20 +339,20 @@ def _floats(array: Any) -> Any:
         return floats
     kind = array.type
     exact = pa.decimal256(_MOST_DIGITS, max(kind.scale, _MOST_DIGITS - 1 - kind.precision + kind.scale))
-    found: object = None
+    loss: object = None
     try:  # neither the shortest text for the float is the same number, nor the float
         lossy = pc.not_equal(floats.cast(pa.string()).cast(exact), array.cast(exact))
         if pc.any(lossy).as_py():
             lossy = pc.and_(lossy, pc.not_equal(floats.cast(exact), array.cast(exact)))
         if pc.any(lossy).as_py():
-            found = f"{texts.filter(lossy)[0]}, which would become {floats.filter(lossy)[0].as_py()!r}"
+            loss = f"{texts.filter(lossy)[0]}, which would become {floats.filter(lossy)[0].as_py()!r}"
     except pa.ArrowException as error:  # the float has more digits
-        found = error
-    if found is not None:
+        loss = error
+    if loss is not None:
         raise SourceError(
             "a decimal would lose digits as float64",
             expected="a value that float64 holds, as all of up to 15 digits are",
-            found=found,
+            found=loss,
             remedy="cast the column when you write it (to int64 or text), or leave it out with columns=",
         )
     return floats

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -195,12 +196,7 @@ class ArrowSource(ChunkedSource):
 
 
 def _check_shapes(shapes: Any) -> dict[str, ArrayShape]:
-    expected = 'a dict of shapes by column, such as {"x": (None, 3)}'
-    if shapes is not None and not isinstance(shapes, Mapping):
-        raise invalid("shapes", expected, shapes)
-    for shape in (shapes or {}).values():
-        if not isinstance(shape, list | tuple) or not all(
-            length is None or type(length) is int for length in shape
-        ):
-            raise invalid("shapes", expected, shapes)
-    return dict(shapes or {})
+    try:
+        return msgspec.convert({} if shapes is None else shapes, dict[str, ArrayShape])
+    except msgspec.ValidationError as error:
+        raise invalid("shapes", 'a dict of shapes by column, such as {"x": (None, 3)}', shapes) from error

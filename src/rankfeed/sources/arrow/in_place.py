@@ -37,7 +37,7 @@ class PlainLayout:
     @property
     def buffers(self) -> tuple[int, ...]:
         """The buffers that are read: offsets, then data."""
-        return (*(number for number, _, _ in self.offsets), self.data)
+        return (*(buffer for buffer, _, _ in self.offsets), self.data)
 
     def is_aligned(self, starts: Int64) -> bool:
         """Whether offsets that start there, int64 [batches, buffers], can be read as integers."""
@@ -132,17 +132,17 @@ class PlainColumn:
             starts, nbytes = begin + row * self._step, np.full_like(row, self._step)
             return RowPointers.into_bytes(self._memory, starts, nbytes, self._width, where)
         first, last = row, row + 1
-        for number, level in enumerate(self._levels):
+        for depth, level in enumerate(self._levels):
             base, top, length = level.first.take(batch), level.top.take(batch), level.length
-            if number and length is not None:
+            if depth and length is not None:
                 _check_lengths(level.words, base, first, last, length, where)
-            empty = first == last if number else None
+            empty = first == last if depth else None
             first, last = (level.words.take(base + at, mode="clip").astype(np.int64) for at in (first, last))
             if empty is not None and empty.any():  # rows without lists, whose offsets may not exist
                 first[empty] = last[empty] = 0
             # Compared, not subtracted: the difference of two 64-bit numbers may overflow.
             bad = (first < 0) | (last < first) | (last > top)
-            if number == 0 and length is not None:
+            if depth == 0 and length is not None:
                 bad |= last - first != length
             if bad.any():
                 which = int(np.argmax(bad))

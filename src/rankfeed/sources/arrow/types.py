@@ -50,7 +50,7 @@ def fields_of(
         added = {name: shaped_field(kind, shapes[name]) if shapes and name in shapes else field_of(kind)}
         if nulls == "mask":
             added[name + VALID] = Field("dense", "bool")
-        duplicates += [each for each in added if each in fields or top_level[path[0]] > 1]
+        duplicates += [column for column in added if column in fields or top_level[path[0]] > 1]
         fields |= added
     for name in duplicates:
         if columns is None or name in columns or (nulls == "mask" and name.removesuffix(VALID) in columns):
@@ -103,7 +103,7 @@ def labels_of_features(features: Any) -> dict[str, str]:
             if feature.get("_type") == "ClassLabel" and isinstance(names, list):
                 types[name] = class_labels(names)
             elif "_type" not in feature:
-                pending += [(f"{name}.{inner}", each) for inner, each in feature.items()]
+                pending += [(f"{name}.{inner}", nested) for inner, nested in feature.items()]
             elif "feature" in feature:
                 pending.append((name, feature["feature"]))
     return types
@@ -232,15 +232,15 @@ def check_same_schema(
     """
     if first.equals(other) and _features_of(first) == _features_of(other):
         return
-    expected, found = (_column_types(schema, columns) for schema in (first, other))
+    expected, actual = (_column_types(schema, columns) for schema in (first, other))
     labels, other_labels = _stored_labels(first), _stored_labels(other)
     for name in sorted(labels.keys() & other_labels.keys()):
         one, two = labels[name], other_labels[name]
         if one != two and (columns is None or name in columns):
-            expected[name], found[name] = from_difference(one, two), from_difference(two, one)
-    if expected != found:
-        name = next(each for each in [*expected, *found] if expected.get(each) != found.get(each))
-        kinds = expected.get(name, "no such column"), found.get(name, "no such column")
+            expected[name], actual[name] = from_difference(one, two), from_difference(two, one)
+    if expected != actual:
+        name = next(column for column in [*expected, *actual] if expected.get(column) != actual.get(column))
+        kinds = expected.get(name, "no such column"), actual.get(name, "no such column")
         hint = "; a writer without a schema gives a column without values the type null"
         raise SourceError(
             f"the files differ in column {name!r}",
@@ -271,7 +271,7 @@ def type_name(kind: Any) -> str:
     has_names = pa.types.is_struct(kind) or pa.types.is_union(kind)
     fields = [kind.field(index) for index in range(kind.num_fields)]
     inner = ", ".join(
-        f"{each.name}: {type_name(each.type)}" if has_names else type_name(each.type) for each in fields
+        f"{field.name}: {type_name(field.type)}" if has_names else type_name(field.type) for field in fields
     )
     size = f"[{kind.list_size}]" if pa.types.is_fixed_size_list(kind) else ""
     return f"{str(kind).split('<')[0].removeprefix('large_')}<{inner}>{size}"

@@ -84,11 +84,11 @@ class LanceTable:
         with lance_errors(self.where):
             schema = self._table.schema
             names = [str(self.version), str(schema)]
-            for number, fragment in self._fragments.items():
+            for fragment_id, fragment in self._fragments.items():
                 data = _data_files(fragment, self.where)
                 rows.append(int(fragment.count_rows()))
                 sizes.append(sum(size for _, size in data))
-                names.append(f"{number}:{fragment.metadata.physical_rows}:{rows[-1]}:{data}")
+                names.append(f"{fragment_id}:{fragment.metadata.physical_rows}:{rows[-1]}:{data}")
                 paths.append(tuple(path for path, _ in self._files(fragment, self.where)))
         if rows and min(rows) < 0:
             raise CorruptError("a fragment has a negative number of rows", where=self.where, remedy=_DAMAGED)
@@ -123,7 +123,7 @@ class LanceTable:
     def check(self) -> list[int]:
         """Check that all files exist and are complete; returns the fragments with a list of deleted rows."""
         in_parallel(self._check_fragment, list(self._fragments))
-        return [number for number, fragment in self._fragments.items() if fragment.metadata.deletion_file]
+        return [key for key, fragment in self._fragments.items() if fragment.metadata.deletion_file]
 
     def read_deletions(self, fragment: int) -> None:
         """Read a list of deleted rows; a damaged one may crash the process."""
@@ -211,19 +211,19 @@ def _check_file(path: str, size: int, where: str) -> None:
     """Check the size (0 if unknown) of a file, and the metadata at the end of a data file."""
     try:
         with open(path, "rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            file.seek(max(0, found - _FOOTER.size))
+            actual = os.fstat(file.fileno()).st_size
+            file.seek(max(0, actual - _FOOTER.size))
             end = file.read(_FOOTER.size)
     except FileNotFoundError as error:
         raise _file_missing(path, where) from error
     except OSError as error:
         raise SourceError("a file of the table cannot be read", found=error, where=where) from error
     is_data = path.endswith(".lance")
-    if (size and found != size) or (is_data and not end.endswith(_MAGIC)):
+    if (size and actual != size) or (is_data and not end.endswith(_MAGIC)):
         raise CorruptError(
             "a data file has another size than the table's manifest says, or no end marker",
-            expected=f"{size or found} bytes, ending with {_MAGIC!r}",
-            found=f"{found} bytes, ending with {end[-4:]!r}, in {path}",
+            expected=f"{size or actual} bytes, ending with {_MAGIC!r}",
+            found=f"{actual} bytes, ending with {end[-4:]!r}, in {path}",
             where=where,
             remedy=_DAMAGED,
         )
@@ -233,11 +233,11 @@ def _check_file(path: str, size: int, where: str) -> None:
         need("lance.file", extra="lance").LanceFileReader(path).metadata()
 
 
-def _file_missing(found: str, where: str) -> CorruptError:
+def _file_missing(problem: str, where: str) -> CorruptError:
     return CorruptError(
         "a file of the table is missing",
         expected="all files of this version: was it cleaned up while it was in use?",
-        found=found,
+        found=problem,
         where=where,
         remedy=_CLEANED_UP,
     )

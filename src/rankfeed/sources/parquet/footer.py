@@ -112,7 +112,7 @@ def parse_footer(content: bytes, path: str) -> Any:
         )
 
 
-def _damaged(where: str, expected: object, found: object) -> CorruptError:
+def _damaged(where: str, expected: object, actual: object) -> CorruptError:
     return CorruptError(
-        "the file is damaged: its footer contradicts it", expected=expected, found=found, where=where
+        "the file is damaged: its footer contradicts it", expected=expected, found=actual, where=where
     )

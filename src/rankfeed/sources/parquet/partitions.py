@@ -54,7 +54,7 @@ class Partitions:
                 )
             for key, text in file.keys:
                 check_utf8(f"{key}={text}", file.path, "a folder that names the value of a column")
-        self._texts = {name: [file.keys[number][1] for file in files] for number, name in enumerate(names)}
+        self._texts = {name: [file.keys[depth][1] for file in files] for depth, name in enumerate(names)}
         self._is_integer = {
             name: any(texts) and all(text is None or _INTEGER.fullmatch(text) for text in texts)
             for name, texts in self._texts.items()

@@ -170,18 +170,18 @@ class ParquetReader:
         self, part: RowGroupPart, names: tuple[str, ...], skipped: Callable[[int, Any], object] | None = None
     ) -> Any:
         decoded = []
-        for each in part.by_group():
-            key = (each.file, each.group, names)
+        for group in part.by_group():
+            key = (group.file, group.group, names)
             if key not in self._decoded:
-                self._decoded[key] = self._examine(each, names)
+                self._decoded[key] = self._examine(group, names)
             decoded.append(self._decoded[key])
-        nbytes = sum(each.nbytes for each in decoded) * part.rows // max(1, sum(part.totals))
+        nbytes = sum(group.nbytes for group in decoded) * part.rows // max(1, sum(part.totals))
         if nbytes > _MOST_DECODED and part.rows > 1:
             raise LargeRowsError(self._where(part), -(-nbytes * _CUT // _MOST_DECODED))
-        dictionaries = frozenset[str]().union(*(each.dictionaries for each in decoded))
+        dictionaries = frozenset[str]().union(*(group.dictionaries for group in decoded))
         # One by one: a reader of several would replace damaged rows of one by rows of the next.
         return _concat(
-            [self._read_in_group(each, names, dictionaries, skipped) for each in part.by_group() if each.rows]
+            [self._read_in_group(group, names, dictionaries, skipped) for group in part.by_group() if group.rows]
         )
 
     def _read_in_group(
@@ -220,8 +220,8 @@ class ParquetReader:
         """Compare the number of values in lists with the footer: pyarrow ignores surplus values."""
         _, metadata = self._file(part.file)
         group = metadata.row_group(part.group)
-        for number, values in cursor.values.items():
-            column = group.column(number)
+        for index, values in cursor.values.items():
+            column = group.column(index)
             if column.num_values != values:
                 raise CorruptError(
                     "the lists of a column are damaged: they hold another number of values than the footer says",
@@ -238,16 +238,16 @@ class ParquetReader:
             by_name = _leaf_columns(metadata.schema, names)
         leaves = _by_number(by_name)
         texts = {
-            number: column.path
-            for number, column in leaves.items()
+            index: column.path
+            for index, column in leaves.items()
             if column.physical_type == "BYTE_ARRAY" and column.logical_type.type != "DECIMAL"
         }
         # No value is longer than the row group.
         if part.step <= _FEW_ROWS or group.num_rows * group.total_byte_size <= _MOST_DECODED:
             texts = {}
         sized = {
-            number: _VALUE_BYTES.get(column.physical_type, column.length)
-            for number, column in leaves.items()
+            index: _VALUE_BYTES.get(column.physical_type, column.length)
+            for index, column in leaves.items()
             if column.max_repetition_level or column.physical_type == "FIXED_LEN_BYTE_ARRAY"
         }
         if group.num_rows <= _FEW_ROWS or not (texts or sized):
@@ -256,7 +256,7 @@ class ParquetReader:
         fixed = [count for name in names for count in _values_per_row(schema.field(name).type)]
         if not texts and all(fixed):
             values = dict(zip(leaves, fixed, strict=True))
-            row_bytes = sum(values[number] * value_bytes for number, value_bytes in sized.items())
+            row_bytes = sum(values[index] * value_bytes for index, value_bytes in sized.items())
             return _Decoded(group.num_rows * row_bytes)
         # The metadata of column chunks can only be used after a row was read: see `footer`.
         one_row = replace(part, first=0, rows=1, step=1)
@@ -268,18 +268,18 @@ class ParquetReader:
                 if "Not yet implemented" not in str(error):
                     raise
                 first = next(self._open_cursor(one_row, read).batches)
-        nbytes = sum(group.column(number).num_values * value_bytes for number, value_bytes in sized.items())
+        nbytes = sum(group.column(index).num_values * value_bytes for index, value_bytes in sized.items())
         dictionaries = set()
         for name in read:
             arrays = [array for array, _ in _leaves_of(first.column(name))]
-            for number, array in zip(by_name[name], arrays, strict=True):
-                if number not in texts:
+            for index, array in zip(by_name[name], arrays, strict=True):
+                if index not in texts:
                     continue
-                column, (longest, mean) = group.column(number), _entry_lengths(array)
+                column, (longest, mean) = group.column(index), _entry_lengths(array)
                 if longest * column.num_values <= _MOST_DECODED:
                     continue
                 if mean * column.num_values > _EXPANSION * column.total_uncompressed_size:
-                    dictionaries.add(texts[number])
+                    dictionaries.add(texts[index])
                 else:  # at the most, if all values were the longest one
                     nbytes += longest * column.num_values // _CUT
         return _Decoded(nbytes, frozenset(dictionaries))
@@ -340,8 +340,8 @@ class ParquetReader:
         """Approximate bytes that a cursor holds, now that a row was read."""
         group = self._file(part.file)[1].row_group(part.group)
         nbytes = cursor.buffers
-        for number, leaf in _by_number(cursor.leaves).items():
-            column = group.column(number)
+        for index, leaf in _by_number(cursor.leaves).items():
+            column = group.column(index)
             size, stored, dictionary = column.total_uncompressed_size, column.total_compressed_size, 0
             if column.has_dictionary_page:
                 dictionary = size * (column.data_page_offset - column.dictionary_page_offset) // max(1, stored)
@@ -375,19 +375,19 @@ class ParquetReader:
             batches = reader.iter_batches(
                 part.step, row_groups=[part.group], columns=list(names), use_threads=False
             )
-            values = {number: 0 for number, column in by_number.items() if column.max_repetition_level}
+            values = {index: 0 for index, column in by_number.items() if column.max_repetition_level}
             return _Cursor(iter(batches), leaves, len(by_number) * (buffer + _PAGE), values)
 
-    def _file(self, number: int) -> tuple[Any, Any]:
+    def _file(self, index: int) -> tuple[Any, Any]:
         """A file that threads share, as its reads have offsets, and its metadata."""
-        return self._files.get(number, lambda: self._open(number))
+        return self._files.get(index, lambda: self._open(index))
 
-    def _open(self, number: int) -> tuple[Any, Any]:
-        path = self._data_files.path(number)
+    def _open(self, index: int) -> tuple[Any, Any]:
+        path = self._data_files.path(index)
         with file_errors(path):
             handle = pa.OSFile(os.fsencode(path))
             content = footer_bytes(handle, path)
-        self._data_files.opened(number)
+        self._data_files.opened(index)
         return handle, parse_footer(content, path).metadata
 
 
@@ -402,14 +402,14 @@ def _leaf_columns(schema: Any, names: tuple[str, ...]) -> dict[str, dict[int, An
     for column in schema.to_arrow_schema():
         end = start + len(_values_per_row(column.type))
         if column.name in names:
-            leaves[column.name] = {number: schema.column(number) for number in range(start, end)}
+            leaves[column.name] = {index: schema.column(index) for index in range(start, end)}
         start = end
     return {name: leaves[name] for name in names}
 
 
 def _by_number(leaves: dict[str, dict[int, Any]]) -> dict[int, Any]:
     """The Parquet columns of all Arrow columns."""
-    return {number: column for columns in leaves.values() for number, column in columns.items()}
+    return {index: column for columns in leaves.values() for index, column in columns.items()}
 
 
 def _leaves_of(array: Any) -> list[tuple[Any, int]]:
@@ -419,7 +419,7 @@ def _leaves_of(array: Any) -> list[tuple[Any, int]]:
     if isinstance(kind, pa.BaseExtensionType):
         return _leaves_of(array.storage)
     if types.is_struct(kind):
-        return [each for index in range(kind.num_fields) for each in _leaves_of(array.field(index))]
+        return [leaf for index in range(kind.num_fields) for leaf in _leaves_of(array.field(index))]
     if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
         offsets = array.offsets.to_numpy()
         empty = int((offsets[1:] == offsets[:-1]).sum())
@@ -439,11 +439,11 @@ def _values_per_row(kind: Any) -> list[int]:
     """Values of each leaf in a row of an Arrow type; 0 where rows differ."""
     if isinstance(kind, pa.BaseExtensionType):
         return _values_per_row(kind.storage_type)
-    counts = [each for index in range(kind.num_fields) for each in _values_per_row(kind.field(index).type)]
+    counts = [count for index in range(kind.num_fields) for count in _values_per_row(kind.field(index).type)]
     if pa.types.is_struct(kind):
         return counts
     if pa.types.is_fixed_size_list(kind):
-        return [kind.list_size * each for each in counts]
+        return [kind.list_size * count for count in counts]
     return [0] * len(counts) if counts else [1]
 
 

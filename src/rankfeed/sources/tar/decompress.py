@@ -30,8 +30,8 @@ def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) ->
     copies: dict[str, Path] = {}
     for shard in listed.shards:
         if compression_of(head(shard, 8)):
-            found = os.stat(shard)
-            version = digest_of(os.fsencode(shard), f"{found.st_size}.{found.st_mtime_ns}".encode())[:16]
+            status = os.stat(shard)
+            version = digest_of(os.fsencode(shard), f"{status.st_size}.{status.st_mtime_ns}".encode())[:16]
             copies[shard] = folder / f"{os.path.basename(shard)[:100]}-{version}.tar"
     if not all(copy.is_file() for copy in copies.values()):
         with locked(folder / ".lock", f"decompressed shards in {folder}"):

@@ -112,7 +112,7 @@ class WebDatasetSource(Source):
     def shards_of(self, sample_ids: npt.ArrayLike) -> list[str]:
         """The path of the shard that contains each sample."""
         numbers = self._shards.starts.searchsorted(check_ids(sample_ids, len(self)), side="right") - 1
-        return [self._shards.paths[number] for number in numbers.tolist()]
+        return [self._shards.paths[index] for index in numbers.tolist()]
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         """Announce reads to the kernel, unless the samples are in the page cache."""
@@ -122,7 +122,7 @@ class WebDatasetSource(Source):
         if not self.prefetch_distance or not self._batches_to_announce:
             return
         self._batches_to_announce -= 1
-        for number, rows, _ in self._shards.places(check_ids(sample_ids, len(self))):
-            shard = self._shards.open(number)
+        for index, rows, _ in self._shards.places(check_ids(sample_ids, len(self))):
+            shard = self._shards.open(index)
             starts, ends = shard.index.offsets[rows], shard.index.offsets[rows + 1]
             RowPointers.into_bytes(shard.memory, starts, ends - starts, 1, None).advise()
