@@ -138,6 +138,11 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {safe_str(message)}"
 
 
+def with_where(error: RankfeedError, where: object) -> RankfeedError:
+    """The same error about another place."""
+    return type(error)(error.summary, expected=error.expected, found=error.found, where=where, remedy=error.remedy)
+
+
 class ArgumentError(RankfeedError, ValueError):
     """An argument has an invalid type or value."""
 

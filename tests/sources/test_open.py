@@ -113,7 +113,7 @@ def test_every_format_says_what_it_is_and_looks_without_raising(tmp_path: Path) 
         [str(tmp_path)],
     ]
     for name, result in FORMATS.items():
-        assert result.what
+        assert result.description
         assert not any(detect(place, name) for place in places), name
 
 
@@ -130,10 +130,11 @@ def test_opening_imports_the_reader_of_one_format(package: str, tmp_path: Path) 
         import sys
         import rankfeed as rf
         rf.open(sys.argv[1])[0]
-        print(*[name for name in sys.modules if name.startswith("rankfeed.sources.")])"""
+        print(*[name for name in sys.modules if name == "pyarrow" or name.startswith("rankfeed.sources.")])"""
     command = [sys.executable, "-c", program, str(tmp_path / names[package])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    parts = [name.split(".")[2:] for name in done.stdout.split()]
+    modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert ("pyarrow" in modules) == (package in ("parquet", "text"))
+    parts = [name.split(".")[2:] for name in modules]
     readers = {part[0] for part in parts if len(part) == 2 and not part[1].endswith(("_files", "headers"))}
     assert package in readers
     assert readers <= {package, "arrow"} | ({"npy"} if package == "tar" else set())  # of `.npy` members

@@ -116,19 +116,19 @@ class ChunkedSource(Source):
         single: list[tuple[Int64, Any]] = []
         can_take, is_full = type(self)._take is not ChunkedSource._take, False
         wanted = by_chunk(ids, self._chunk_starts)
-        keys, counts = [(number, names) for number, _, _ in wanted], [len(rows) for _, rows, _ in wanted]
+        keys, counts = [(index, names) for index, _, _ in wanted], [len(rows) for _, rows, _ in wanted]
         cached = self._cache.find(keys, counts)
-        for (number, rows, slots), chunk in zip(wanted, cached, strict=True):
+        for (index, rows, slots), chunk in zip(wanted, cached, strict=True):
             if chunk is None and can_take:
                 is_full = is_full or not self._cache.has_capacity()
                 if is_full:
-                    single.append((rows + self._chunk_starts[number], slots))
+                    single.append((rows + self._chunk_starts[index], slots))
                     continue
-            groups.append((number, rows, slots))
-            chunks.append(chunk or self._cache.get((number, names), self._loader(number, names)))
+            groups.append((index, rows, slots))
+            chunks.append(chunk or self._cache.get((index, names), self._loader(index, names)))
         if single:  # rows of chunks that are not worth decoding, in one call
             unique, places = np.unique(np.concatenate([rows for rows, _ in single]), return_inverse=True)
-            slots = None if single[0][1] is None else np.concatenate([each for _, each in single])
+            slots = None if single[0][1] is None else np.concatenate([positions for _, positions in single])
             groups.append((-1, places, slots))
             chunks.append(self._take(unique, names))
         if self._sequential_chunks:
@@ -148,21 +148,21 @@ class ChunkedSource(Source):
         chunks = self._chunk_starts.searchsorted(ids, side="right") - 1
         if self._sequential_chunks:
             numbers, rows = np.unique(chunks, return_counts=True)
-            keys = [(number, names) for number in numbers.tolist()]
+            keys = [(index, names) for index in numbers.tolist()]
             self._cache.announce(keys, rows.tolist(), 2 * self.prefetch_distance)
             self._prefetch_announced()
             return
         # Most batches lie in one chunk.
-        some = chunks[:1] if (chunks == chunks[:1]).all() else np.unique(chunks)
-        for number in some.tolist():
-            if not self._cache.prefetch((number, names), self._loader(number, names)):
+        needed = chunks[:1] if (chunks == chunks[:1]).all() else np.unique(chunks)
+        for index in needed.tolist():
+            if not self._cache.prefetch((index, names), self._loader(index, names)):
                 break
 
     def _prefetch_announced(self) -> None:
         """Prefetch the chunks that are needed next, as far as that is cheap."""
-        for number, names in self._cache.announced(_CHUNKS_AHEAD):
-            if self._can_prefetch(number, names):
-                self._cache.prefetch((number, names), self._loader(number, names))
+        for index, names in self._cache.announced(_CHUNKS_AHEAD):
+            if self._can_prefetch(index, names):
+                self._cache.prefetch((index, names), self._loader(index, names))
 
     def _loader(self, index: int, names: tuple[str, ...]) -> Callable[[], Chunk]:
         return partial(self._load_chunk, index, names)
@@ -260,13 +260,13 @@ class ChunkCache:
 
     def find(self, keys: Sequence[Hashable], used: Sequence[int]) -> list[Chunk | None]:
         """Cached chunks, None for others; counts the rows that the caller reads of each."""
-        found: list[Chunk | None] = []
+        chunks: list[Chunk | None] = []
         cached = 0
         with self._lock:
             for key, count in zip(keys, used, strict=True):
                 self._now += count
                 entry = self._entries.get(key)
-                found.append(None if entry is None else entry.chunk)
+                chunks.append(None if entry is None else entry.chunk)
                 if entry is None:
                     self._uncached_rows[key] = self._uncached_rows.get(key, 0) + count
                     continue
@@ -277,7 +277,7 @@ class ChunkCache:
                 self._entries.move_to_end(key, last=entry.used < entry.rows)
         hits, total = LOOKUPS.so_far
         LOOKUPS.so_far = hits + cached, total + sum(used)
-        return found
+        return chunks
 
     def announce(self, keys: Sequence[Hashable], rows: Sequence[int], most_rows: int) -> None:
         """Record rows that will be requested: their chunks are kept. The oldest are forgotten beyond a limit."""
@@ -392,8 +392,8 @@ class ChunkCache:
                 self._pending.pop(key, None)
                 deferred, self._deferred = self._deferred, {}
             try:
-                for each in deferred.items():
-                    self.prefetch(*each)
+                for request in deferred.items():
+                    self.prefetch(*request)
             except RuntimeError as error:  # the interpreter is about to exit
                 reraise_interrupt(error)
 

@@ -1,6 +1,5 @@
 """Concatenation of sources: the fields they agree on, and their rows in one batch."""
 
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -42,9 +41,8 @@ _LABELS_REMEDY = (
     "rankfeed.write(..., map=...), or leave the column out with columns=[...]"
 )
 
-#: The repr of a wrapped list may have any length.
-_SHORT = reprlib.Repr()
-_SHORT.maxother = 160
+#: Characters of the repr of a source in messages: that of a wrapped list may have any length.
+_MOST_SHOWN = 160
 
 
 class ConcatSource(SourceView):
@@ -85,7 +83,10 @@ class ConcatSource(SourceView):
     @cached_property
     def fields(self) -> Mapping[str, Field]:
         names = range(len(self.sources)) if self.names is None else map(repr, self.names)
-        labels = [f"source {name}, {_SHORT.repr(each)}" for name, each in zip(names, self.sources, strict=True)]
+        labels = [
+            f"source {name}, {safe_repr(source, _MOST_SHOWN)}"
+            for name, source in zip(names, self.sources, strict=True)
+        ]
         fields = [source.fields for source in self.sources]
         kinds = [source.as_dicts for source in self.sources]
         if len(set(kinds)) > 1:
@@ -122,7 +123,7 @@ class ConcatSource(SourceView):
             return Columns.of_objects(self.samples(ids))
         wanted = None if columns is None and self._wanted is None else names
         pieces = [
-            (self.sources[number].fetch(rows, wanted), slots) for number, rows, slots in by_chunk(ids, self.starts)
+            (self.sources[index].fetch(rows, wanted), slots) for index, rows, slots in by_chunk(ids, self.starts)
         ]
         combined = {
             name: concat_columns(name, self.fields[name], [(fetched[name], slots) for fetched, slots in pieces])
@@ -135,11 +136,11 @@ class ConcatSource(SourceView):
         ids = check_ids(sample_ids, len(self))
         wanted = self._wanted if columns is None else with_derived(check_names("columns", columns), self.derived)
         pieces = by_chunk(ids, self.starts)
-        return _in_slots([(self.sources[number].samples(rows, wanted), slots) for number, rows, slots in pieces])
+        return _in_slots([(self.sources[index].samples(rows, wanted), slots) for index, rows, slots in pieces])
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        for number, rows, _ in by_chunk(check_ids(sample_ids, len(self)), self.starts):
-            self.sources[number].expect(rows, self._wanted if columns is None else columns)
+        for index, rows, _ in by_chunk(check_ids(sample_ids, len(self)), self.starts):
+            self.sources[index].expect(rows, self._wanted if columns is None else columns)
 
 
 def concat(
@@ -170,13 +171,13 @@ def concat(
     given: Any = list(sources.values()) if isinstance(sources, Mapping) else sources
     if not isinstance(given, (list, tuple)) or not given:
         raise invalid("sources", "a list of at least one source, or a dict of them by name", sources)
-    for number, source in enumerate(given):
+    for index, source in enumerate(given):
         if not isinstance(source, Source):
             raise ArgumentError(
                 "only sources can be concatenated",
                 expected="what rankfeed.open() or rankfeed.from_dataset() returned",
-                found=f"{type(source).__name__}: {_SHORT.repr(source)}",
-                where=f"number {number}" if names is None else f"name {safe_repr(names[number])}",
+                found=f"{type(source).__name__}: {safe_repr(source, _MOST_SHOWN)}",
+                where=f"number {index}" if names is None else f"name {safe_repr(names[index])}",
             )
     if names is not None:
         names = check_names("names of sources", names)
@@ -201,7 +202,7 @@ def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | 
                     'same options, such as nulls="mask"',
                 )
         # A ragged field accepts dense rows of several lengths, so it is the one to compare with.
-        reference, field = next((each for each in owners if each[1].kind == "ragged"), owners[0])
+        reference, field = next((owner for owner in owners if owner[1].kind == "ragged"), owners[0])
         for source, other in owners:
             is_accepted = other.dtype == field.dtype and element_shape(other) == element_shape(field) is not None
             if other != field and not (field.kind == "ragged" and is_accepted):
@@ -237,10 +238,10 @@ def _type(field: Field) -> str:
 
 def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 | None]]) -> Column:
     """One column from several, each with the positions of its rows; no copy if they have the same layout."""
-    found = {column.field for column, _ in pieces}
-    kinds, dtypes = {each.kind for each in found}, {each.dtype for each in found}
+    stored_fields = {column.field for column, _ in pieces}
+    kinds, dtypes = {stored.kind for stored in stored_fields}, {stored.dtype for stored in stored_fields}
     pointers = [column.pointers for column, _ in pieces if isinstance(column, PointedColumn)]
-    if len(found) == 1 and field.kind in kinds and len(pointers) == len(pieces):
+    if len(stored_fields) == 1 and field.kind in kinds and len(pointers) == len(pieces):
         return column_from_parts(field, pointers, [slots for _, slots in pieces])
     rows = _in_slots([(column.rows(), slots) for column, slots in pieces])
     if not rows:
@@ -250,21 +251,21 @@ def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64
     if kinds <= {"dense", "ragged"} and len(dtypes) == 1:
         dtype = np.dtype(dtypes.pop())
         arrays = [np.asarray(row, dtype) for row in rows]
-        if len(found) == 1 and field.kind == "dense":
+        if len(stored_fields) == 1 and field.kind == "dense":
             return Dense.of(np.stack(arrays))
-        elements = {element_shape(each) for each in found}
+        elements = {element_shape(stored) for stored in stored_fields}
         if len(elements) == 1 and None not in elements:
             return Ragged.of(arrays)
     raise SourceError(
         f"rows of column {name!r} do not fit into one batch",
-        found=", ".join(sorted(map(_type, found))),
+        found=", ".join(sorted(map(_type, stored_fields))),
         remedy=_REMEDY,
     )
 
 
 def _in_slots(pieces: Sequence[tuple[Sequence[Any], Int64 | None]]) -> list[Any]:
-    values: list[Any] = [None] * sum(len(some) for some, _ in pieces)
-    for some, slots in pieces:
-        for place, value in zip(range(len(some)) if slots is None else slots.tolist(), some, strict=True):
+    values: list[Any] = [None] * sum(len(rows) for rows, _ in pieces)
+    for rows, slots in pieces:
+        for place, value in zip(range(len(rows)) if slots is None else slots.tolist(), rows, strict=True):
             values[place] = value
     return values

@@ -89,8 +89,8 @@ class DatasetNames:
                 self._pieces.append(str(len(indices)).encode() + chosen.astype(np.int64).tobytes())
                 added.add(_SELECTED)
         wrapped = [attributes[name] for name in _WRAPPED if attributes.get(name) is not None]
-        for each in wrapped:
-            for inner in each if isinstance(each, (list, tuple)) else [each]:
+        for value in wrapped:
+            for inner in value if isinstance(value, (list, tuple)) else [value]:
                 self._add(inner, depth + 1)
         if not (seen or wrapped) or any(
             _may_choose(value, dataset) for name, value in attributes.items() if name not in {*added, *_WRAPPED}

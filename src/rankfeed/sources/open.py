@@ -23,7 +23,7 @@ STAGING_NAME = ".rankfeed-write"
 class Format:
     """A format that `rankfeed.open` knows; its detection and its reader are imported when they are called."""
 
-    what: str  # its description in error messages
+    description: str  # in error messages
     detection: str  # "module:function" in this package; the function looks at names and first bytes of paths
     reader: str  # "module:function" of ``reader(where, *, columns=None, ...) -> Source``
     is_single: bool = False  # whether the data are at a single path, not at a pattern or list
@@ -43,12 +43,12 @@ class Format:
         """Open data in this format; an ArgumentError if it has no such option."""
         reader = _load(self.reader)
         parameters = list(inspect.signature(reader).parameters)[1:]
-        known = [each for each in parameters if each not in ("columns", *common)]
+        allowed = [name for name in parameters if name not in ("columns", *common)]
         for option in options:
-            if option not in known:
+            if option not in allowed:
                 raise ArgumentError(
-                    f"{self.what} has no such option",
-                    expected="one of " + ", ".join(known) if known else "no options",
+                    f"{self.description} has no such option",
+                    expected="one of " + ", ".join(allowed) if allowed else "no options",
                     found=option,
                     remedy=_split_remedy(where) if option == "split" else None,
                 )
@@ -164,12 +164,12 @@ def open(
     if cache_dir is not None:
         cache_dir = check_path("cache_dir", cache_dir)
     uri = as_paths(uri)
-    for each in [uri] if isinstance(uri, (str, os.PathLike)) else uri:
-        if "://" in str(each):
+    for path in [uri] if isinstance(uri, (str, os.PathLike)) else uri:
+        if "://" in str(path):
             raise SourceError(
                 "object stores and URLs are not supported yet",
                 expected="a path",
-                found=each,
+                found=path,
                 remedy="copy the data to a file system first, on one process with rankfeed.prepare_once",
             )
     if storage_options is not None:
@@ -210,10 +210,10 @@ def _unknown_format(where: Paths, paths: list[str], format: str | None) -> Sourc
     if format is not None and (other := detect(where)) is not None:
         return SourceError(
             "the data are in another format",
-            expected=FORMATS[format].what,
-            found=FORMATS[other].what,
+            expected=FORMATS[format].description,
+            found=FORMATS[other].description,
             where=", ".join(paths[:4]),
             remedy=f"leave format out, or pass format={other!r}",
         )
-    expected = ", ".join(each.what for name, each in FORMATS.items() if format in (None, name))
+    expected = ", ".join(entry.description for name, entry in FORMATS.items() if format in (None, name))
     return unknown_format_error(paths, expected, partial(detect, format=format))

@@ -51,15 +51,15 @@ class PackedSource(Source):
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         """Pointers into the mapped shards."""
         groups = by_chunk(ids, self._starts)
-        shards = [self.files.get(number, self._read_shard) for number in groups.numbers]
+        shards = [self.files.get(index, self._read_shard) for index in groups.numbers]
         return columns_from_buffers(self._fields, names, groups, shards)
 
-    def _read_shard(self, data: npt.NDArray[np.uint8], number: int) -> dict[str, ColumnBuffer]:
-        return read_shard(data, self.manifest.fields, self.manifest.shards[number].rows, self.files.path(number))
+    def _read_shard(self, data: npt.NDArray[np.uint8], index: int) -> dict[str, ColumnBuffer]:
+        return read_shard(data, self.manifest.fields, self.manifest.shards[index].rows, self.files.path(index))
 
 
-def _matches_checksum(path: str, manifest: Manifest, number: int) -> bool:
-    shard = manifest.shards[number]
+def _matches_checksum(path: str, manifest: Manifest, index: int) -> bool:
+    shard = manifest.shards[index]
     with suppress(OSError):
         return file_digest(Path(path, shard.path)) == shard.xxh3
     return False

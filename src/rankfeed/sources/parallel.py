@@ -22,7 +22,7 @@ def in_parallel(
         return [work(item) for item in items]
     results = []
     with ThreadPoolExecutor(_THREADS) as pool, progress_bar(label, len(items), enabled=progress) as advance:
-        for found in pool.map(work, items):  # if an item raises, those that have not begun are cancelled
-            results.append(found)
+        for result in pool.map(work, items):  # if an item raises, those that have not begun are cancelled
+            results.append(result)
             advance()
     return results

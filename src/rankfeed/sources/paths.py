@@ -5,6 +5,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from rankfeed._util.validate import check_path, invalid
@@ -29,6 +30,8 @@ _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)")
 _PADDED = re.compile(r"-?0[0-9]+")
 #: Files that one pattern may name.
 _MOST = 10_000_000
+#: Folders that are searched to learn what is in a folder, so that a cycle of links ends.
+_SEARCHED_FOLDERS = 1000
 
 
 def expand(where: Paths) -> list[str]:
@@ -38,25 +41,25 @@ def expand(where: Paths) -> list[str]:
     Files that rankfeed wrote beside the data are left out. A file that does not exist and a pattern without a
     match are a SourceError.
     """
-    found: list[str] = []
-    for each in [where] if isinstance(where, (str, os.PathLike)) else where:
-        text = os.fspath(each)
+    paths: list[str] = []
+    for entry in [where] if isinstance(where, (str, os.PathLike)) else where:
+        text = os.fspath(entry)
         for path in [text] if os.path.exists(text) else braces(text):
             if os.path.exists(path):
-                found.append(path)
+                paths.append(path)
             elif not glob.has_magic(path):
                 raise SourceError("no such file or folder", where=path, remedy=_escape_remedy(text))
             elif matches := sorted(glob.glob(path, recursive=True), key=natural):
-                found += matches
+                paths += matches
             else:
                 raise SourceError("no file matches the pattern", where=path, remedy=_escape_remedy(text))
-    data = [path for path in found if not is_side_file(path)]
-    if found and not data:
+    data = [path for path in paths if not is_side_file(path)]
+    if paths and not data:
         raise SourceError(
             "rankfeed wrote these files itself, beside data: they are not data",
             expected="files of data, or a folder of them",
-            found=listed([os.path.basename(path) for path in found]),
-            where=os.path.dirname(found[0]) or os.curdir,
+            found=listed([os.path.basename(path) for path in paths]),
+            where=os.path.dirname(paths[0]) or os.curdir,
             remedy="open the data by their own names, or the folder",
         )
     for path in data:
@@ -113,10 +116,10 @@ def check_kind(path: str) -> None:
 
 def braces(pattern: str) -> Iterator[str]:
     """Expand braces: ranges keep their width, lists their order, and the first brace varies slowest."""
-    for found in _BRACES.finditer(pattern):
-        words = _words(found[1])
+    for brace in _BRACES.finditer(pattern):
+        words = _words(brace[1])
         if words is not None:
-            before, after = pattern[: found.start()], pattern[found.end() :]
+            before, after = pattern[: brace.start()], pattern[brace.end() :]
             return (f"{before}{word}{rest}" for word in words for rest in braces(after))
     return iter((pattern,))
 
@@ -131,7 +134,7 @@ def _words(content: str) -> Iterator[str] | None:
         raise ArgumentError("a pattern expands to too many files", expected=f"up to {_MOST}", found=content)
     width = max(map(len, span.groups())) if any(map(_PADDED.fullmatch, span.groups())) else 0
     step = 1 if first <= last else -1
-    return (f"{number:0{width}d}" for number in range(first, last + step, step))
+    return (f"{value:0{width}d}" for value in range(first, last + step, step))
 
 
 def files_in(
@@ -144,7 +147,7 @@ def files_in(
 
     Names that begin with one of ``skip`` are left out: hidden files, and by convention files that are not data.
     """
-    found: list[str] = []
+    files: list[str] = []
     pending, seen = [os.fspath(folder)], set()
     while pending:
         here = pending.pop()
@@ -159,23 +162,30 @@ def files_in(
                     pending.append(entry.path)
                 elif entry.name.endswith(tuple(suffixes)):
                     if entry.is_file():
-                        found.append(entry.path)
+                        files.append(entry.path)
                     else:
                         check_kind(entry.path)
         except OSError as error:
             raise SourceError("the folder cannot be read", found=error, where=here) from error
-    return sorted(found, key=natural)
+    return sorted(files, key=natural)
+
+
+def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
+    """A folder and the first thousand at any depth, each with the names of its files; hidden ones are left out."""
+    for here, folders, names in islice(os.walk(folder, followlinks=True), _SEARCHED_FOLDERS):
+        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural)
+        yield here, [name for name in names if not name.startswith(".")]
 
 
 def files_at(where: Paths, suffixes: Sequence[str]) -> list[str]:
     """The given files, and those of given directories; a SourceError if a directory has none with a suffix."""
-    found: list[str] = []
+    files: list[str] = []
     for path in expand(where):
         inside = files_in(path, suffixes) if os.path.isdir(path) else [path]
         if not inside:
             raise SourceError(f"no {suffixes[0]} files in the folder", expected=" or ".join(suffixes), where=path)
-        found += inside
-    return found
+        files += inside
+    return files
 
 
 def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
@@ -205,19 +215,19 @@ def head(path: str | os.PathLike[str], size: int) -> bytes:
         return b""
 
 
-def check_utf8(path: str, where: str, what: str) -> None:
+def check_utf8(path: str, where: str, description: str) -> None:
     """Refuse a path that is not UTF-8, if a library or a column needs text; ``what`` describes it."""
     try:
         path.encode()
     except UnicodeEncodeError as error:
-        found, remedy = repr(os.fsencode(path)), "rename the file or folder"
-        raise SourceError(f"{what} has to be UTF-8", found=found, where=where, remedy=remedy) from error
+        name, remedy = repr(os.fsencode(path)), "rename the file or folder"
+        raise SourceError(f"{description} has to be UTF-8", found=name, where=where, remedy=remedy) from error
 
 
 def as_paths(uri: Any) -> Paths:
     """The ``uri`` argument of `rankfeed.open` as a str or a list of str."""
     paths = [uri] if isinstance(uri, (str, os.PathLike)) else uri
-    if not isinstance(paths, (list, tuple)) or not all(isinstance(each, (str, os.PathLike)) for each in paths):
+    if not isinstance(paths, (list, tuple)) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
         raise invalid("uri", "a path, or a list of paths", uri)
-    texts = [check_path("uri", each) for each in paths]
+    texts = [check_path("uri", path) for path in paths]
     return texts if paths is uri else texts[0]

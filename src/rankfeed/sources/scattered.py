@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns.pointers import Memory, Place, RowPointers
-from rankfeed.errors import CorruptError, MissingExtraError, RankfeedError, describe_error
-from rankfeed.sources.source import with_where
+from rankfeed.errors import CorruptError, MissingExtraError, RankfeedError, describe_error, with_where
 
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]

@@ -89,11 +89,11 @@ def _check_ids_or_mask(chosen: Any, size: int) -> Int64:
     try:
         given = np.asarray(chosen)
     except Exception as error:  # RuntimeError is torch's
-        found = f"{type(chosen).__name__}: {safe_str(error)}"
-        raise ArgumentError("this selects no samples", expected=expected, found=found) from error
+        description = f"{type(chosen).__name__}: {safe_str(error)}"
+        raise ArgumentError("this selects no samples", expected=expected, found=description) from error
     if given.ndim != 1 or (given.dtype.kind not in "biu" and given.size):
-        found = f"{type(chosen).__name__} of dtype {given.dtype} with shape {given.shape}"
-        raise ArgumentError("this selects no samples", expected=expected, found=found)
+        description = f"{type(chosen).__name__} of dtype {given.dtype} with shape {given.shape}"
+        raise ArgumentError("this selects no samples", expected=expected, found=description)
     if given.dtype.kind == "b":
         if len(given) != size:
             raise ArgumentError(
@@ -117,7 +117,7 @@ def _check_ids_or_mask(chosen: Any, size: int) -> Int64:
 
 
 def _check_bounds(ids: list[int], size: int) -> None:
-    for each in ids:
-        if not 0 <= each < size:
-            remedy = "count from the start: negative ids are refused" if each < 0 else None
-            raise ArgumentError("no such sample", expected=f"ids from 0 to {size - 1}", found=each, remedy=remedy)
+    for value in ids:
+        if not 0 <= value < size:
+            remedy = "count from the start: negative ids are refused" if value < 0 else None
+            raise ArgumentError("no such sample", expected=f"ids from 0 to {size - 1}", found=value, remedy=remedy)

@@ -17,7 +17,7 @@ from rankfeed._util.validate import check_bool, check_int, check_int_array, chec
 from rankfeed.columns.columns import Column, ColumnBuffer, Columns, column_from_parts
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import Layout
-from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, describe_error
+from rankfeed.errors import ArgumentError, CorruptError, SourceError, describe_error
 from rankfeed.sources.selection import Indices, Selection, block_sizes, compose, resolve_selection
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
@@ -54,7 +54,7 @@ class Declared:
     def names(ragged: Any) -> tuple[str, ...]:
         """The names in ``ragged=``; positions in a tuple become text."""
         if isinstance(ragged, Sequence) and not isinstance(ragged, str):
-            ragged = [str(each) if type(each) is int else each for each in ragged]
+            ragged = [str(name) if type(name) is int else name for name in ragged]
         return tuple(check_names("ragged", ragged))
 
 
@@ -271,7 +271,7 @@ class Source:
         size = len(self)
         given = check_int_array("indices", indices).reshape(-1).tolist()
         ids = [index + size if index < 0 else index for index in given]
-        if any(not 0 <= each < size for each in ids):
+        if any(not 0 <= sample_id < size for sample_id in ids):
             raise IndexError(f"sample {max(ids)} of a source of {size}")
         return self.samples(ids)
 
@@ -289,8 +289,8 @@ class SourceView(Source):
         self.prefetch_distance = max(source.prefetch_distance for source in sources)
         self.cache_bytes = sum(source.cache_bytes for source in sources)
         first, *others = sources
-        self.collate = first.collate if all(each.collate == first.collate for each in others) else None
-        self.annotate = first.annotate if all(each.annotate == first.annotate for each in others) else None
+        self.collate = first.collate if all(other.collate == first.collate for other in others) else None
+        self.annotate = first.annotate if all(other.annotate == first.annotate for other in others) else None
         user = [source.supports_batched_getitem for source in sources if source.runs_user_code]
         self.supports_batched_getitem = bool(user) and all(user)  # otherwise each sample is seeded
 
@@ -335,15 +335,15 @@ class SourceView(Source):
     def declared(self) -> Declared | None:  # type: ignore[override]
         """What was declared, if the fields of a source are learned by reading samples."""
         declared = [source.declared for source in self.sources]
-        some = [each for each in declared if each is not None]
-        if not some:
+        declarations = [declaration for declaration in declared if declaration is not None]
+        if not declarations:
             return None
-        ragged = {name for each in some for name in each.ragged}
+        ragged = {name for declaration in declarations for name in declaration.ragged}
         for source in self.sources:
             if source.declared is None and source.as_dicts:
                 ragged |= {name for name, field in source.fields.items() if field.kind == "ragged"}
-        layout = some[0].layout if all(each == declared[0] for each in declared) else None
-        return Declared(some[0].what, some[0].call, layout, tuple(sorted(ragged)))
+        layout = declarations[0].layout if all(declaration == declared[0] for declaration in declared) else None
+        return Declared(declarations[0].what, declarations[0].call, layout, tuple(sorted(ragged)))
 
     @cached_property
     def derived(self) -> Derived:  # type: ignore[override]
@@ -443,7 +443,7 @@ def _matching_ids(
     source: Source, predicate: Callable[[Any], Any], columns: Sequence[str] | None, progress: bool
 ) -> Int64:
     """Ids of the samples for which the predicate is true."""
-    found = []
+    matching = []
     for ids, rows in scan(source, columns, "selecting", progress=progress):
         mask = np.zeros(len(ids), np.bool_)
         for row, (sample_id, sample) in enumerate(zip(ids.tolist(), rows.samples(), strict=True)):
@@ -463,8 +463,8 @@ def _matching_ids(
                     remedy="return a comparison; for an array, .any() or .all() of it",
                 )
             mask[row] = answer
-        found.append(ids[mask])
-    return np.concatenate(found)
+        matching.append(ids[mask])
+    return np.concatenate(matching)
 
 
 def class_labels(names: Sequence[object]) -> str:
@@ -534,21 +534,16 @@ def reopen(kind: Callable[..., Source], where: Any, options: Mapping[str, Any], 
     return source
 
 
-def check_same_data(found: str, expected: str, where: object) -> None:
+def check_same_data(actual: str, expected: str, where: object) -> None:
     """Compare two digests; a CorruptError if data are not those that the job opened first."""
-    if found != expected:
+    if actual != expected:
         raise CorruptError(
             "the data were changed or replaced while they were in use",
             expected=f"fingerprint {expected}",
-            found=found,
+            found=actual,
             where=where,
             remedy="start the job again; write new data to another directory while a job reads these",
         )
-
-
-def with_where(error: RankfeedError, where: str) -> RankfeedError:
-    """The same error about another place."""
-    return type(error)(error.summary, expected=error.expected, found=error.found, where=where, remedy=error.remedy)
 
 
 def starts_of(counts: npt.ArrayLike) -> Int64:

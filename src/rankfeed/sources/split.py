@@ -110,7 +110,7 @@ def _check_fractions(fractions: Any) -> tuple[list[str], list[float]]:
     if isinstance(fractions, Mapping):
         names, shares = [repr(name) for name in fractions], list(fractions.values())
     elif isinstance(fractions, Sequence) and not isinstance(fractions, str | bytes):
-        names, shares = [str(number) for number in range(len(fractions))], list(fractions)
+        names, shares = [str(index) for index in range(len(fractions))], list(fractions)
     else:
         test = check_float("fractions", fractions, above=0, below=1)
         names, shares = ["'train'", "'test'"], [1 - test, test]

@@ -77,7 +77,7 @@ class TorchDatasetSource(Source):
         assert self.declared is not None
         if self.declared.layout is not None:
             return flat_fields(self.declared.layout)
-        known = {name: Field("ragged") for name in self.declared.ragged}
+        declared = {name: Field("ragged") for name in self.declared.ragged}
         ids = probe_ids(self._length)
         try:
             samples = self._read(ids)
@@ -92,7 +92,7 @@ class TorchDatasetSource(Source):
             if not samples:
                 raise
         try:
-            return flat_fields(resolve_dtypes(infer_layout(samples, known)))
+            return flat_fields(resolve_dtypes(infer_layout(samples, declared)))
         except ArgumentError:
             return None
 
@@ -214,22 +214,22 @@ class TorchDatasetSource(Source):
         try:
             if not hasattr(self.dataset, "__getitems__"):
                 read = []
-                for each in wanted:
-                    place = f"sample {each}"
-                    read.append(copy_sample(self.dataset[each]))
+                for sample_id in wanted:
+                    place = f"sample {sample_id}"
+                    read.append(copy_sample(self.dataset[sample_id]))
                 return read
             shown = ", ".join(map(str, wanted[:8])) + (f", ... ({len(wanted)})" if len(wanted) > 8 else "")
             place = f"one of samples {shown}"
-            found = self.dataset.__getitems__(wanted)
+            result = self.dataset.__getitems__(wanted)
             # Iterating a dict of columns yields names.
-            samples = None if isinstance(found, (Mapping, Set, str, bytes)) else list(map(copy_sample, found))
+            samples = None if isinstance(result, (Mapping, Set, str, bytes)) else list(map(copy_sample, result))
         except (Exception, SystemExit) as error:
             raise SourceError("the Dataset raised", found=describe_error(error), where=place) from error
         if samples is None or len(samples) != len(wanted):
             raise SourceError(
                 "the Dataset's __getitems__ returned no list of the samples",
                 expected=f"a list with a sample for each of {len(wanted)} indices, in their order",
-                found=type(found).__name__ if samples is None else f"{len(samples)} samples",
+                found=type(result).__name__ if samples is None else f"{len(samples)} samples",
             )
         return samples
 
@@ -285,22 +285,22 @@ def from_dataset(dataset: Any, *, fields: Any = None, ragged: Sequence[str | int
 
 def _length(dataset: Any) -> int:
     remedy = "give a map-style Dataset with __len__ and __getitem__; a stream goes to rankfeed.from_iterable"
-    found = type(dataset).__name__
-    if any((each.__module__.partition(".")[0], each.__name__) in _TABLES for each in type(dataset).__mro__):
+    type_name = type(dataset).__name__
+    if any((base.__module__.partition(".")[0], base.__name__) in _TABLES for base in type(dataset).__mro__):
         raise SourceError(
             "a table is not a map-style Dataset: its items are columns",
-            found=f"{type(dataset).__module__}.{found}",
+            found=f"{type(dataset).__module__}.{type_name}",
             remedy='pass its rows: frame.to_dict("records") of pandas, frame.to_dicts() of Polars, '
             "table.to_pylist() of pyarrow; or write it to a Parquet file, which rankfeed.open reads",
         )
     # torch's base class has a __getitem__ that is not implemented, also for streams.
     is_stream = any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__)
     if is_stream or not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, bytes, Mapping)):
-        raise SourceError("this is not a map-style Dataset", found=found, remedy=remedy)
+        raise SourceError("this is not a map-style Dataset", found=type_name, remedy=remedy)
     try:
         length = len(dataset)
     except Exception as error:  # a user's __len__ may raise anything
-        raise SourceError("the Dataset has no length", found=found, remedy=remedy) from error
+        raise SourceError("the Dataset has no length", found=type_name, remedy=remedy) from error
     if length < 1:
-        raise SourceError("the Dataset is empty", found=found)
+        raise SourceError("the Dataset is empty", found=type_name)
     return length

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import islice
 
 from rankfeed.errors import SourceError, listed
-from rankfeed.sources.paths import escape, files_in, natural
+from rankfeed.sources.paths import escape, files_in, natural, walk
 
 #: The format of a path; None for an unknown one.
 Detect = Callable[[str], str | None]
@@ -15,8 +15,8 @@ Detect = Callable[[str], str | None]
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _TEXTS = (".txt", ".text", ".md")
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
-#: Subfolders that are examined for data, and directories in which files are counted.
-_MAX_EXAMINED, _MAX_DIRECTORIES = 16, 200
+#: Subfolders that are examined for data.
+_MAX_EXAMINED = 16
 
 
 def unknown_format_error(paths: Sequence[str], expected: str, detect: Detect) -> SourceError:
@@ -80,10 +80,9 @@ def _subfolders(folder: str) -> list[str]:
 def _common_suffix(folder: str) -> tuple[str, int]:
     """The suffix of most files in a folder, and how many levels below the folder they are."""
     counts: Counter[tuple[str, int]] = Counter()
-    for here, folders, names in islice(os.walk(folder, followlinks=True), _MAX_DIRECTORIES):
-        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural)
+    for here, names in walk(folder):
         depth = 0 if here == folder else os.path.relpath(here, folder).count(os.sep) + 1
-        counts.update((os.path.splitext(name)[1].lower(), depth) for name in names if not name.startswith("."))
+        counts.update((os.path.splitext(name)[1].lower(), depth) for name in names)
     return counts.most_common(1)[0][0] if counts else ("", 0)
 
 

@@ -208,13 +208,18 @@ def test_an_extension_that_can_name_no_column_is_an_error(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("names", "options", "summary", "example"),
     [
-        ([f"0.{i}.txt" for i in range(1001)], {}, "too many different extensions", "'0.0.txt' is member .0.txt"),
-        (["img_0.5.txt", "img_0.6.txt"], {"columns": ["txt"]}, "no such column", "'img_0.5.txt' is member .5.txt"),
-        (["0.v0.txt", "1.v1.txt"], {}, "lacks a member", "'0.v0.txt' is member .v0.txt of sample '0'"),
-        (["0.v0.txt", "1.v1.txt"], {"missing": "skip"}, "no sample has all", "'0.v0.txt' is member .v0.txt"),
-        (["a.cls", "b.0.txt"], {"missing": "skip"}, "no sample has all", "'b.0.txt' is member .0.txt"),
-        (["a.0.txt", "b.0.txt", "a.1.txt"], {}, "same key", "'a.0.txt' is member .0.txt of sample 'a'"),
-        (["a.0.txt", "a.1.txt", "a.0.TXT"], {}, "two members of one extension", "'a.0.txt' is member .0.txt"),
+        (
+            [f"0.{i}.txt" for i in range(1001)],
+            {},
+            "too many different extensions",
+            "'KEY.0.txt' is member .0.txt of sample 'KEY'",
+        ),
+        (["img_0.5.txt", "img_0.6.txt"], {"columns": ["txt"]}, "no such column", "'KEY.5.txt' is member .5.txt"),
+        (["0.v0.txt", "1.v1.txt"], {}, "lacks a member", "'KEY.v0.txt' is member .v0.txt"),
+        (["0.v0.txt", "1.v1.txt"], {"missing": "skip"}, "no sample has all", "'KEY.v0.txt' is member .v0.txt"),
+        (["a.cls", "b.0.txt"], {"missing": "skip"}, "no sample has all", "'KEY.0.txt' is member .0.txt"),
+        (["a.0.txt", "b.0.txt", "a.1.txt"], {}, "same key", "'KEY.0.txt' is member .0.txt"),
+        (["a.0.txt", "a.1.txt", "a.0.TXT"], {}, "two members of one extension", "'KEY.0.txt' is member .0.txt"),
     ],
 )
 def test_errors_that_keys_with_dots_cause_explain_the_first_dot(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rankfeed.columns.columns import ColumnBuffer, Unreadable
 from rankfeed.columns.field import Field
@@ -20,7 +21,6 @@ from rankfeed.sources.arrow.types import (
     element_of,
     field_of,
     is_list,
-    is_list_view,
     leaves_of,
     shaped_field,
     storage_type,
@@ -54,12 +54,14 @@ def read_columns(
 ) -> dict[str, ColumnBuffer]:
     """Columns of a table or record batch, as `fields_of` named them with the same ``nulls`` and ``shapes``.
 
-    Nulls that are errors are raised by `ColumnBuffer.part`, for the rows that it is asked for. ``where`` and
-    ``first_row`` (of the first row, or int64 [rows] of each) are for errors.
+    Offsets, indices of dictionaries and text are validated before they are used. Nulls that are errors are raised
+    by `ColumnBuffer.part`, for the rows that it is asked for. ``where`` and ``first_row`` (of the first row, or
+    int64 [rows] of each) are for errors.
     """
     leaves = {name: (path, kind) for name, path, kind in leaves_of(table.schema)}
     shapes = shapes or {}
     out: dict[str, ColumnBuffer] = {}
+    validated: set[str] = set()  # top-level columns
     for name, field in fields.items():
         if name in out:
             continue  # a mask, created with its column
@@ -71,13 +73,16 @@ def read_columns(
             raise CorruptError(
                 "a column is missing or of another type than expected",
                 expected=f"{name!r}: {field}",
-                found=", ".join(f"{each.name!r}: {each.type}" for each in table.schema)[:500],
+                found=", ".join(f"{stored.name!r}: {stored.type}" for stored in table.schema)[:500],
                 where=where,
                 remedy="write the files with one schema",
             )
         misshapen: Misshapen = {}
         place = f"{where}, column {column!r}"
         with arrow_errors(place):
+            if path[0] not in validated:
+                table.column(path[0]).validate(full=True)
+                validated.add(path[0])
             array = _array_at(table, path, kind, where)
             if column in shapes and own.kind != "object":
                 buffer, valid, misshapen = _read_shaped(array, own, shapes[column])
@@ -100,8 +105,8 @@ def _row_error(
     field: Field, where: str, column: str, first_row: int | Int64, misshapen: Misshapen
 ) -> Callable[[int], SourceError]:
     def error(row: int) -> SourceError:
-        number = first_row + row if isinstance(first_row, int) else int(first_row[row])
-        place = f"{where}, row {number}, column {column!r}"
+        row_number = first_row + row if isinstance(first_row, int) else int(first_row[row])
+        place = f"{where}, row {row_number}, column {column!r}"
         if row in misshapen:
             return shape_error(*misshapen[row], place)
         return SourceError(
@@ -115,12 +120,12 @@ def _row_error(
     return error
 
 
-def shape_error(expected: int, found: int, where: str) -> CorruptError:
+def shape_error(expected: int, actual: int, where: str) -> CorruptError:
     """The error for a list of another length than its column declares."""
     return CorruptError(
         "an array has another shape than its column",
         expected=f"lists of {expected}",
-        found=f"one of {found}",
+        found=f"one of {actual}",
         where=where,
         remedy="correct the shape, or write the data again",
     )
@@ -128,8 +133,6 @@ def shape_error(expected: int, found: int, where: str) -> CorruptError:
 
 def _array_at(table: Any, path: Path, kind: Any, where: str) -> Any:
     """A column as one contiguous array; a null struct makes its fields null."""
-    import pyarrow as pa
-
     column = table.column(path[0])
     arrays = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     for index in path[1:]:
@@ -144,11 +147,9 @@ def _array_at(table: Any, path: Path, kind: Any, where: str) -> Any:
 
 def _concat_dictionaries(arrays: list[Any]) -> Any:
     """Dictionary arrays as one; pyarrow cannot concatenate those with a null among their values."""
-    import pyarrow as pa
-
     kind = _with_64_bit_offsets(arrays[0].type.value_type)
     values = [array.dictionary.cast(kind) for array in arrays]
-    firsts = starts_of([len(each) for each in values])[:-1]
+    firsts = starts_of([len(part) for part in values])[:-1]
     indices = [
         array.indices.cast(pa.int64()).fill_null(0).to_numpy() + first
         for array, first in zip(arrays, firsts, strict=True)
@@ -158,8 +159,6 @@ def _concat_dictionaries(arrays: list[Any]) -> Any:
 
 
 def _struct_field(array: Any, index: int, where: str) -> Any:
-    import pyarrow as pa
-
     inner = array.type.field(index)
     kind = storage_type(inner.type)
     if not pa.types.is_union(kind) and not pa.types.is_run_end_encoded(kind):
@@ -177,8 +176,6 @@ def _struct_field(array: Any, index: int, where: str) -> Any:
 
 def _with_64_bit_offsets(kind: Any) -> Any:
     """The type for joined arrays: together they may have more text or elements than 32 bits count."""
-    import pyarrow as pa
-
     if pa.types.is_list(kind):
         return pa.large_list(_with_64_bit_offsets(kind.value_type))
     return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
@@ -186,8 +183,6 @@ def _with_64_bit_offsets(kind: Any) -> Any:
 
 def _read(array: Any, field: Field, where: str) -> tuple[ColumnBuffer, Valid]:
     """The values of a column, and the mask of rows without nulls."""
-    import pyarrow as pa
-
     if pa.types.is_dictionary(array.type):
         return _read_dictionary(array, field, where)
     if field.kind == "dense":
@@ -210,8 +205,6 @@ def _read(array: Any, field: Field, where: str) -> tuple[ColumnBuffer, Valid]:
 
 def _read_dictionary(array: Any, field: Field, where: str) -> tuple[ColumnBuffer, Valid]:
     """A dictionary column: its values once, and the value of each row."""
-    import pyarrow as pa
-
     values = array.dictionary
     missing = len(values)  # index of nulls: a value that is null
     indices = array.indices.cast(pa.int64()).fill_null(missing).to_numpy()
@@ -234,8 +227,6 @@ def _read_shaped(array: Any, field: Field, shape: ArrayShape) -> tuple[ColumnBuf
 
     Rows in which a list is null or has another length than declared are zero or empty.
     """
-    import pyarrow as pa
-
     elements, starts, ends, valid, misshapen = _descend(array, shape)
     good = valid.copy()
     good[list(misshapen)] = False
@@ -274,9 +265,9 @@ def _descend(array: Any, shape: ArrayShape) -> tuple[Any, Int64, Int64, npt.NDAr
         if length is not None:
             lengths = np.diff(offsets)
             wrong = np.flatnonzero(lengths != length)
-            for row, found in zip(_rows_at(wrong, ends).tolist(), lengths[wrong].tolist(), strict=True):
+            for row, actual in zip(_rows_at(wrong, ends).tolist(), lengths[wrong].tolist(), strict=True):
                 if whole[row]:
-                    misshapen.setdefault(row, (length, found))
+                    misshapen.setdefault(row, (length, actual))
         ends = offsets[ends]
         starts = ends if level == 0 else starts
     return array, starts, ends, whole, misshapen
@@ -284,8 +275,6 @@ def _descend(array: Any, shape: ArrayShape) -> tuple[Any, Int64, Int64, npt.NDAr
 
 def _plain_of(array: Any) -> Any:
     """An array without dictionary and extension types."""
-    import pyarrow as pa
-
     while True:
         if isinstance(array.type, pa.BaseExtensionType):
             array = array.storage
@@ -296,8 +285,6 @@ def _plain_of(array: Any) -> Any:
 
 
 def _valid_of(array: Any) -> Valid:
-    import pyarrow as pa
-
     if pa.types.is_run_end_encoded(array.type):
         if _valid_of(array.values) is None:  # a mask would have a value for each of any number of rows
             return None
@@ -309,8 +296,6 @@ def _valid_of(array: Any) -> Valid:
 
 def _numbers_of(array: Any) -> tuple[Array, Valid]:
     """Numbers as [rows, *shape], zero if null, and the mask of rows without nulls."""
-    import pyarrow as pa
-
     if isinstance(array.type, pa.FixedShapeTensorType):
         values, valid = _numbers_of(array.storage)
         values = values.reshape(len(array), *array.type.shape, *values.shape[2:])
@@ -346,8 +331,7 @@ def _numbers_of(array: Any) -> tuple[Array, Valid]:
 
 def _floats(array: Any) -> Any:
     """Decimals as float64; a SourceError if a value would lose digits."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    import pyarrow.compute as pc  # takes longer than pyarrow itself
 
     texts = array.cast(pa.string())
     floats = texts.cast(pa.float64())  # a direct cast is not always exact
@@ -355,20 +339,20 @@ def _floats(array: Any) -> Any:
         return floats
     kind = array.type
     exact = pa.decimal256(_MOST_DIGITS, max(kind.scale, _MOST_DIGITS - 1 - kind.precision + kind.scale))
-    found: object = None
+    loss: object = None
     try:  # neither the shortest text for the float is the same number, nor the float
         lossy = pc.not_equal(floats.cast(pa.string()).cast(exact), array.cast(exact))
         if pc.any(lossy).as_py():
             lossy = pc.and_(lossy, pc.not_equal(floats.cast(exact), array.cast(exact)))
         if pc.any(lossy).as_py():
-            found = f"{texts.filter(lossy)[0]}, which would become {floats.filter(lossy)[0].as_py()!r}"
+            loss = f"{texts.filter(lossy)[0]}, which would become {floats.filter(lossy)[0].as_py()!r}"
     except pa.ArrowException as error:  # the float has more digits
-        found = error
-    if found is not None:
+        loss = error
+    if loss is not None:
         raise SourceError(
             "a decimal would lose digits as float64",
             expected="a value that float64 holds, as all of up to 15 digits are",
-            found=found,
+            found=loss,
             remedy="cast the column when you write it (to int64 or text), or leave it out with columns=",
         )
     return floats
@@ -376,8 +360,6 @@ def _floats(array: Any) -> Any:
 
 def _text_of(array: Any, *, is_text: bool) -> ColumnBuffer:
     """Text or bytes as views of the buffers; empty if null."""
-    import pyarrow as pa
-
     array = array.cast(pa.large_string() if is_text else pa.large_binary())  # values are copied if they are views
     if array.null_count:
         array = array.fill_null("" if is_text else b"")
@@ -386,40 +368,21 @@ def _text_of(array: Any, *, is_text: bool) -> ColumnBuffer:
     _, places, data = array.buffers()
     offsets = np.frombuffer(places, np.int64, len(array) + 1, array.offset * 8)
     values = np.empty(0, np.uint8) if data is None or not data.size else np.frombuffer(data, np.uint8)
-    _check_offsets(offsets, len(values))
-    if is_text:
-        array.validate(full=True)  # UTF-8, here where the file is known
     return ColumnBuffer(values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
 def _list_elements(array: Any) -> tuple[Any, Int64]:
     """The elements of a list column, and int64 [rows + 1] where each row starts; null rows are empty."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    import pyarrow.compute as pc  # takes longer than pyarrow itself
 
     if not len(array):  # its only offset may have any value
         return array.values[:0], np.zeros(1, np.int64)
-    if is_list_view(array.type):
-        array.validate(full=True)
-    elif not pa.types.is_fixed_size_list(array.type):
-        _check_offsets(array.offsets.to_numpy(), len(array.values))
     lengths = pc.list_value_length(array).fill_null(0).to_numpy()
     return array.flatten(), starts_of(lengths)  # without the elements of null rows
 
 
-def _check_offsets(offsets: Int64, size: int) -> None:
-    """Refuse offsets outside of the values, which a damaged file may have."""
-    if len(offsets) and (offsets[0] < 0 or offsets[-1] > size or (offsets[1:] < offsets[:-1]).any()):
-        raise CorruptError(
-            "the offsets of a column are damaged",
-            expected=f"ascending numbers from 0 to {size}",
-            found=f"{offsets.min()} to {offsets.max()}",
-        )
-
-
 def _objects_of(array: Any, where: str) -> ColumnBuffer:
     """Rows that are decoded to Python objects when they are read."""
-    import pyarrow as pa
 
     def decode(rows: Int64) -> Array:
         decoded = np.empty(len(rows), object)

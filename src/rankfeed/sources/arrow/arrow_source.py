@@ -6,8 +6,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rankfeed._util.validate import check_bool, invalid
 from rankfeed.columns.chunk_groups import by_chunk
@@ -160,8 +162,6 @@ class ArrowSource(ChunkedSource):
             super()._expect(ids, decoded)
 
     def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-        import pyarrow as pa
-
         file_index, batch, first, rows = self._chunks[index].tolist()
         file = self._file(file_index)
         where = f"{file.path}, record batch {batch}"
@@ -196,12 +196,7 @@ class ArrowSource(ChunkedSource):
 
 
 def _check_shapes(shapes: Any) -> dict[str, ArrayShape]:
-    expected = 'a dict of shapes by column, such as {"x": (None, 3)}'
-    if shapes is not None and not isinstance(shapes, Mapping):
-        raise invalid("shapes", expected, shapes)
-    for shape in (shapes or {}).values():
-        if not isinstance(shape, list | tuple) or not all(
-            length is None or type(length) is int for length in shape
-        ):
-            raise invalid("shapes", expected, shapes)
-    return dict(shapes or {})
+    try:
+        return msgspec.convert({} if shapes is None else shapes, dict[str, ArrayShape])
+    except msgspec.ValidationError as error:
+        raise invalid("shapes", 'a dict of shapes by column, such as {"x": (None, 3)}', shapes) from error

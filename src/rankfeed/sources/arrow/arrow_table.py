@@ -58,7 +58,6 @@ class ArrowTableSource(ChunkedSource):
         batch = self._batches[index]
         fields, first_row = {name: self._fields[name] for name in names}, int(self._chunk_starts[index])
         with arrow_errors(self._label):
-            batch.validate(full=True)
             columns = read_columns(
                 batch, fields, where=self._label, first_row=first_row, nulls=self._nulls, shapes=self._shapes
             )

@@ -1,23 +1,14 @@
 """Errors of pyarrow as errors that name the file."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
-from rankfeed.errors import RankfeedError
-from rankfeed.sources.source import with_where
+import pyarrow as pa
+
 from rankfeed.storage.file_errors import file_errors
 
+_DAMAGE = (pa.ArrowException, ValueError, OverflowError, MemoryError, KeyError)
 
-@contextmanager
-def arrow_errors(where: str, remedy: str | None = None) -> Iterator[None]:
-    """As `file_errors`, for exceptions of pyarrow; errors of rankfeed that name no place get this one."""
-    import pyarrow as pa
 
-    damage = (pa.ArrowException, ValueError, OverflowError, MemoryError, KeyError)
-    with file_errors(where, *damage, remedy=remedy):
-        try:
-            yield
-        except RankfeedError as error:
-            if error.where is not None:
-                raise
-            raise with_where(error, where) from error
+def arrow_errors(where: str, remedy: str | None = None) -> AbstractContextManager[None]:
+    """As `file_errors`, for exceptions of pyarrow."""
+    return file_errors(where, *_DAMAGE, remedy=remedy)

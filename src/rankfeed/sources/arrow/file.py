@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.errors import arrow_errors
@@ -32,8 +33,6 @@ class _Ipc:
     """The schema and record batches of a file, or of a stream, whose messages are scanned once."""
 
     def __init__(self, data: Bytes, where: str, *, unended: bool) -> None:
-        import pyarrow as pa
-
         self._data, self._buffer = data, pa.py_buffer(data)
         self.is_file = data[: len(MAGIC)].tobytes() == MAGIC
         if self.is_file:
@@ -67,8 +66,6 @@ class _Ipc:
 
     def batches(self) -> Iterator[Any]:
         """All record batches, in order."""
-        import pyarrow as pa
-
         if self.is_file:
             return (self._reader.get_batch(index) for index in range(len(self.rows)))
         stream = pa.ipc.open_stream(self._buffer, options=pa.ipc.IpcReadOptions(use_threads=False))
@@ -76,8 +73,6 @@ class _Ipc:
 
     def read(self, index: int, columns: Sequence[int], *, is_compressed: bool) -> Any:
         """A record batch; other columns than the given ones are not decoded."""
-        import pyarrow as pa
-
         if self.is_file and not is_compressed:
             return self._reader.get_batch(index)
         options = pa.ipc.IpcReadOptions(included_fields=list(columns), use_threads=False)
@@ -101,8 +96,6 @@ class _Message(NamedTuple):
 
 def _scan(data: Bytes, start: int, max_batches: int = _MAX_ROWS) -> Iterator[_Message]:
     """The messages of a stream that begins at a byte of the file."""
-    import pyarrow as pa
-
     view = data.data
     reader = pa.ipc.MessageReader.open_stream(pa.BufferReader(pa.py_buffer(data[start:])))
     no_columns = pa.schema([])
@@ -169,7 +162,7 @@ class ArrowFile:
             self._ipc = _Ipc(self.data, path, unended=unended)
             self.schema, rows = self._ipc.schema, self._ipc.rows
             if min(rows, default=0) < 0 or sum(rows) > _MAX_ROWS:
-                raise _damaged(f"{sum(rows)} rows", path)
+                raise CorruptError("an Arrow file is damaged", found=f"{sum(rows)} rows")
             # The columns that are read in place; whether others are decoded into memory as whole record batches:
             # they are compressed, or of the other byte order.
             self.plain, self.is_compressed = _find_plain(self._ipc, self.data, shapes, path)
@@ -266,7 +259,7 @@ def _find_plain(
             return {}, True  # not in the file
         if layout.is_aligned(starts):
             if (problem := layout.problem(np.array(ipc.rows, np.int64), sizes)) is not None:
-                raise _damaged(problem, f"{path}, column {name!r}")
+                raise CorruptError("an Arrow file is damaged", found=problem, where=f"{path}, column {name!r}")
             plain[name] = PlainColumn(layout, data, table)
     return plain, False
 
@@ -293,7 +286,3 @@ def _is_stored(batch: Any, data: Bytes) -> bool:
     base = data.ctypes.data
     buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
     return all(base <= buffer.address <= base + len(data) - buffer.size for buffer in buffers if buffer.size)
-
-
-def _damaged(found: str, where: str) -> CorruptError:
-    return CorruptError("an Arrow file is damaged", found=found, where=where)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rankfeed.columns.field import Field
 from rankfeed.columns.pointers import Memory, Place, RowPointers
@@ -36,7 +37,7 @@ class PlainLayout:
     @property
     def buffers(self) -> tuple[int, ...]:
         """The buffers that are read: offsets, then data."""
-        return (*(number for number, _, _ in self.offsets), self.data)
+        return (*(buffer for buffer, _, _ in self.offsets), self.data)
 
     def is_aligned(self, starts: Int64) -> bool:
         """Whether offsets that start there, int64 [batches, buffers], can be read as integers."""
@@ -54,8 +55,6 @@ class PlainLayout:
 
 def plain_layout(kind: Any, shape: ArrayShape | None) -> PlainLayout | None:
     """The layout of a column of an Arrow type; None if it cannot be read in place."""
-    import pyarrow as pa
-
     types = pa.types
     if _is_permuted(kind):
         return None
@@ -88,8 +87,6 @@ def plain_layout(kind: Any, shape: ArrayShape | None) -> PlainLayout | None:
 
 def _is_permuted(kind: Any) -> bool:
     """Whether the axes of a tensor, or of tensors in lists, are stored in another order than the logical one."""
-    import pyarrow as pa
-
     if isinstance(kind, pa.FixedShapeTensorType):
         return tensor_axes(kind) != sorted(tensor_axes(kind)) or _is_permuted(kind.value_type)
     return hasattr(kind, "value_type") and _is_permuted(kind.value_type)
@@ -135,17 +132,17 @@ class PlainColumn:
             starts, nbytes = begin + row * self._step, np.full_like(row, self._step)
             return RowPointers.into_bytes(self._memory, starts, nbytes, self._width, where)
         first, last = row, row + 1
-        for number, level in enumerate(self._levels):
+        for depth, level in enumerate(self._levels):
             base, top, length = level.first.take(batch), level.top.take(batch), level.length
-            if number and length is not None:
+            if depth and length is not None:
                 _check_lengths(level.words, base, first, last, length, where)
-            empty = first == last if number else None
+            empty = first == last if depth else None
             first, last = (level.words.take(base + at, mode="clip").astype(np.int64) for at in (first, last))
             if empty is not None and empty.any():  # rows without lists, whose offsets may not exist
                 first[empty] = last[empty] = 0
             # Compared, not subtracted: the difference of two 64-bit numbers may overflow.
             bad = (first < 0) | (last < first) | (last > top)
-            if number == 0 and length is not None:
+            if depth == 0 and length is not None:
                 bad |= last - first != length
             if bad.any():
                 which = int(np.argmax(bad))
@@ -163,15 +160,10 @@ def _check_lengths(
     offsets: npt.NDArray[Any], base: Int64, first: Int64, last: Int64, length: int, where: Place
 ) -> None:
     """Check that all lists from ``first`` to ``last`` have one length; a CorruptError if one has another."""
-    counts = np.where(first == last, 0, last - first + 1)
-    rows = RowPointers.into(offsets, base + first, counts)
-    targets = starts_of(counts)
-    copied = np.empty(int(targets[-1]), offsets.dtype)
-    rows.copy_elements(copied, targets)
-    targets = targets[:-1]
-    steps = np.append(np.diff(copied.astype(np.int64)), length)
-    steps[(targets + counts - 1)[counts > 0]] = length  # from the last offset of a row to the next row's first
-    if (steps != length).any():
-        wrong = int(np.argmax(steps != length))
-        which = int(np.searchsorted(targets, wrong, side="right")) - 1
-        raise shape_error(length, int(steps[wrong]), where(which))
+    starts = starts_of(last - first)  # of the lists of each row
+    at = np.arange(starts[-1]) + np.repeat(base + first - starts[:-1], last - first)
+    begins, ends = offsets.take(at, mode="clip"), offsets.take(at + 1, mode="clip")
+    wrong = np.flatnonzero(ends != begins + length)
+    if len(wrong):
+        row = int(starts.searchsorted(wrong[0], side="right")) - 1
+        raise shape_error(length, int(ends[wrong[0]]) - int(begins[wrong[0]]), where(row))

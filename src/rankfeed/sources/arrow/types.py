@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from rankfeed._util.validate import check_choice
 from rankfeed.columns.field import Field
@@ -49,7 +50,7 @@ def fields_of(
         added = {name: shaped_field(kind, shapes[name]) if shapes and name in shapes else field_of(kind)}
         if nulls == "mask":
             added[name + VALID] = Field("dense", "bool")
-        duplicates += [each for each in added if each in fields or top_level[path[0]] > 1]
+        duplicates += [column for column in added if column in fields or top_level[path[0]] > 1]
         fields |= added
     for name in duplicates:
         if columns is None or name in columns or (nulls == "mask" and name.removesuffix(VALID) in columns):
@@ -67,8 +68,6 @@ def fields_of(
 
 def logical_types_of(schema: Any) -> dict[str, str]:
     """What the int64 values of columns are: Arrow's types, and class labels that `datasets` stored."""
-    import pyarrow as pa
-
     types: dict[str, str] = {}
     for name, _, kind in leaves_of(schema):
         kind = _value_type(kind)
@@ -104,7 +103,7 @@ def labels_of_features(features: Any) -> dict[str, str]:
             if feature.get("_type") == "ClassLabel" and isinstance(names, list):
                 types[name] = class_labels(names)
             elif "_type" not in feature:
-                pending += [(f"{name}.{inner}", each) for inner, each in feature.items()]
+                pending += [(f"{name}.{inner}", nested) for inner, nested in feature.items()]
             elif "feature" in feature:
                 pending.append((name, feature["feature"]))
     return types
@@ -129,7 +128,6 @@ def parents_of(schema: Any, names: Iterable[str]) -> dict[str, str]:
 
 def leaves_of(schema: Any) -> Iterator[tuple[str, Path, Any]]:
     """Name, path and type of each column, with structs taken apart."""
-    import pyarrow as pa
 
     def walk(name: str, kind: Any, path: Path) -> Iterator[tuple[str, Path, Any]]:
         if not pa.types.is_struct(kind) or not kind.num_fields:
@@ -145,8 +143,6 @@ def leaves_of(schema: Any) -> Iterator[tuple[str, Path, Any]]:
 
 def field_of(kind: Any) -> Field:
     """The field of a column of an Arrow type."""
-    import pyarrow as pa
-
     types = pa.types
     kind = _value_type(kind)
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
@@ -163,8 +159,6 @@ def field_of(kind: Any) -> Field:
 
 def element_of(kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
     """Dtype and shape of numbers, or of fixed-size lists of them; None for other types."""
-    import pyarrow as pa
-
     types = pa.types
     kind = _value_type(kind)
     is_tensor = isinstance(kind, pa.FixedShapeTensorType)
@@ -188,23 +182,17 @@ def tensor_axes(kind: Any) -> list[int]:
 
 def is_list(kind: Any) -> bool:
     """Whether rows of an Arrow type differ in length."""
-    import pyarrow as pa
-
     types = pa.types
     return types.is_list(kind) or types.is_large_list(kind) or is_list_view(kind)
 
 
 def is_list_view(kind: Any) -> bool:
     """Whether rows of an Arrow type may lie anywhere in its values."""
-    import pyarrow as pa
-
     return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def storage_type(kind: Any) -> Any:
     """An Arrow type without extension types around it."""
-    import pyarrow as pa
-
     while isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     return kind
@@ -212,8 +200,6 @@ def storage_type(kind: Any) -> Any:
 
 def _value_type(kind: Any) -> Any:
     """An Arrow type without dictionaries and extension types around it, except tensors."""
-    import pyarrow as pa
-
     while True:
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
@@ -246,15 +232,15 @@ def check_same_schema(
     """
     if first.equals(other) and _features_of(first) == _features_of(other):
         return
-    expected, found = (_column_types(schema, columns) for schema in (first, other))
+    expected, actual = (_column_types(schema, columns) for schema in (first, other))
     labels, other_labels = _stored_labels(first), _stored_labels(other)
     for name in sorted(labels.keys() & other_labels.keys()):
         one, two = labels[name], other_labels[name]
         if one != two and (columns is None or name in columns):
-            expected[name], found[name] = from_difference(one, two), from_difference(two, one)
-    if expected != found:
-        name = next(each for each in [*expected, *found] if expected.get(each) != found.get(each))
-        kinds = expected.get(name, "no such column"), found.get(name, "no such column")
+            expected[name], actual[name] = from_difference(one, two), from_difference(two, one)
+    if expected != actual:
+        name = next(column for column in [*expected, *actual] if expected.get(column) != actual.get(column))
+        kinds = expected.get(name, "no such column"), actual.get(name, "no such column")
         hint = "; a writer without a schema gives a column without values the type null"
         raise SourceError(
             f"the files differ in column {name!r}",
@@ -268,30 +254,24 @@ def check_same_schema(
 
 def _column_types(schema: Any, columns: Sequence[str] | None) -> dict[str, str]:
     """The type of each column, without differences that do not matter to a reader."""
-    typed = [(field.name, field.type) for field in schema]
-    if columns is not None:
-        leaves = [(name, kind) for name, _, kind in leaves_of(schema)]
-        names = {name for name, _ in leaves}
-        wanted = {name if name in names else name.removesuffix(VALID) for name in columns}
-        typed = [(name, kind) for name, kind in leaves if name in wanted]
     types: dict[str, str] = {}
-    for name, kind in typed:
-        text = type_name(kind)
-        types[name] = f"{types[name]}, {text}" if name in types else text
-    return types
+    for name, _, kind in leaves_of(schema):
+        types[name] = f"{types[name]}, {type_name(kind)}" if name in types else type_name(kind)
+    if columns is None:
+        return types
+    wanted = {name if name in types else name.removesuffix(VALID) for name in columns}
+    return {name: text for name, text in types.items() if name in wanted}
 
 
 def type_name(kind: Any) -> str:
     """A type as text: the same for layouts that read alike, and whatever extension types are registered."""
-    import pyarrow as pa
-
     kind = _value_type(kind)
     if isinstance(kind, pa.FixedShapeTensorType) or not kind.num_fields:
         return str(kind).removeprefix("large_")
     has_names = pa.types.is_struct(kind) or pa.types.is_union(kind)
     fields = [kind.field(index) for index in range(kind.num_fields)]
     inner = ", ".join(
-        f"{each.name}: {type_name(each.type)}" if has_names else type_name(each.type) for each in fields
+        f"{field.name}: {type_name(field.type)}" if has_names else type_name(field.type) for field in fields
     )
     size = f"[{kind.list_size}]" if pa.types.is_fixed_size_list(kind) else ""
     return f"{str(kind).split('<')[0].removeprefix('large_')}<{inner}>{size}"

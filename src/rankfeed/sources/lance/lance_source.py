@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 
 from rankfeed._util.validate import check_int, check_name, check_optional, invalid
 from rankfeed.columns.columns import Column, ColumnBuffer, column_from_parts
@@ -89,9 +90,9 @@ class LanceSource(ChunkedSource):
         self.logical_types = logical_types_of(self._info.schema)
         paths = self._info.files
         if any(paths):
-            self.files = DataFiles([os.path.abspath(path) for some in paths for path in some])
+            self.files = DataFiles([os.path.abspath(path) for fragment in paths for path in fragment])
         #: Number of the first file of each fragment.
-        self._file_starts = starts_of([len(some) for some in paths])
+        self._file_starts = starts_of([len(fragment) for fragment in paths])
         self._info = replace(self._info, schema=None, files=())  # not needed by other processes
         self._row_starts = starts_of(self._info.rows)
         chosen = self._info.chosen
@@ -117,13 +118,13 @@ class LanceSource(ChunkedSource):
         plain = self._without_blobs(names)
         if len(plain) == len(names):
             return super()._fetch_chunks(ids, names)
-        found = super()._fetch_chunks(ids, plain) if plain else {}
+        columns = super()._fetch_chunks(ids, plain) if plain else {}
         unique, places = np.unique(ids, return_inverse=True)
         for parent in {self._parents[name] for name in names} & self._blobs:
             fields = {name: self._fields[name] for name in names if self._parents[name] == parent}
             for name, stored in self._read_blobs(parent, fields, unique).items():
-                found[name] = column_from_parts(fields[name], [stored.part(places.reshape(-1))])
-        return {name: found[name] for name in names}
+                columns[name] = column_from_parts(fields[name], [stored.part(places.reshape(-1))])
+        return {name: columns[name] for name in names}
 
     def _expect_chunks(self, ids: Int64, names: tuple[str, ...]) -> None:
         if plain := self._without_blobs(names):
@@ -133,8 +134,6 @@ class LanceSource(ChunkedSource):
         return tuple(name for name in names if self._parents[name] not in self._blobs)
 
     def _read_blobs(self, column: str, fields: Mapping[str, Field], ids: Int64) -> dict[str, ColumnBuffer]:
-        import pyarrow as pa
-
         rows = self._rows(ids)
         contents = self._read(self._fragments_of(rows), "blobs", rows, column)
         table = pa.table({column: pa.array(contents, pa.large_binary())})
@@ -170,12 +169,12 @@ class LanceSource(ChunkedSource):
 
     def _read(self, fragments: Sequence[int], method: str, *arguments: Any) -> Any:
         """Call a method that reads some fragments, then check that their files were not changed."""
-        found = self._handle.call(method, *arguments)
+        result = self._handle.call(method, *arguments)
         if self.files is not None:
             for fragment in fragments:
-                for number in range(*self._file_starts[fragment : fragment + 2].tolist()):
-                    self.files.opened(number)
-        return found
+                for file in range(*self._file_starts[fragment : fragment + 2].tolist()):
+                    self.files.opened(file)
+        return result
 
     def _ranges(self, cache_bytes: int) -> Int64:
         """Samples of each range, from the approximate bytes of a row in each fragment (without blobs)."""
@@ -195,14 +194,12 @@ def _columns_of(
     schema: Any, columns: Sequence[str] | None, nulls: Nulls, where: str
 ) -> tuple[dict[str, str], set[str], Derived, dict[str, Field]]:
     """The parent column of each column in the table, the names of blob columns, the masks, and the fields."""
-    import pyarrow as pa
-
     blobs = {field.name for field in schema if _is_blob(field)}
-    schema = pa.schema([pa.field(each.name, pa.binary()) if each.name in blobs else each for each in schema])
-    found = fields_of(schema, nulls=nulls, columns=columns)
-    parents = parents_of(schema, found)
-    derived = masks_of(found, nulls)
-    names = check_columns(columns, found, derived)
+    schema = pa.schema([pa.field(field.name, pa.binary()) if field.name in blobs else field for field in schema])
+    all_fields = fields_of(schema, nulls=nulls, columns=columns)
+    parents = parents_of(schema, all_fields)
+    derived = masks_of(all_fields, nulls)
+    names = check_columns(columns, all_fields, derived)
     if any(parents[name] == "" for name in names):
         raise SourceError(
             "Lance cannot read a column without a name",
@@ -211,7 +208,7 @@ def _columns_of(
         )
     if not names:
         raise SourceError("the table has no columns", where=where)
-    return parents, blobs, derived, {name: found[name] for name in names}
+    return parents, blobs, derived, {name: all_fields[name] for name in names}
 
 
 def _is_blob(field: Any) -> bool:

@@ -46,7 +46,11 @@ class TableInfo:
 
 
 class LanceTable:
-    """An open version of a table: a number or a tag; None for the latest. ``table`` is an open `LanceDataset`."""
+    """An open version of a table: a number or a tag; None for the latest. ``table`` is an open `LanceDataset`.
+
+    Attributes:
+        where: names the table and its version in error messages.
+    """
 
     closed = False
 
@@ -67,31 +71,27 @@ class LanceTable:
                 ) from error
             self.version = int(self._table.version)
             self._fragments = {fragment.fragment_id: fragment for fragment in self._table.get_fragments()}
-        self._where = f"{uri}, version {self.version}"
+        self.where = f"{uri}, version {self.version}"
         self._checked: set[int] = set()  # fragments
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method, as `IsolatedTable` does in another process."""
         return getattr(self, method)(*arguments)
 
-    def describe(self) -> str:
-        """The version, for error messages."""
-        return self._where
-
     def info(self, condition: str | None = None) -> TableInfo:
         """Schema, fragments and counts, and the rows that a condition in SQL accepts."""
         rows, sizes, paths = [], [], []
-        with lance_errors(self._where):
+        with lance_errors(self.where):
             schema = self._table.schema
             names = [str(self.version), str(schema)]
-            for number, fragment in self._fragments.items():
-                data = _data_files(fragment, self._where)
+            for fragment_id, fragment in self._fragments.items():
+                data = _data_files(fragment, self.where)
                 rows.append(int(fragment.count_rows()))
                 sizes.append(sum(size for _, size in data))
-                names.append(f"{number}:{fragment.metadata.physical_rows}:{rows[-1]}:{data}")
-                paths.append(tuple(path for path, _ in self._files(fragment, self._where)))
+                names.append(f"{fragment_id}:{fragment.metadata.physical_rows}:{rows[-1]}:{data}")
+                paths.append(tuple(path for path, _ in self._files(fragment, self.where)))
         if rows and min(rows) < 0:
-            raise CorruptError("a fragment has a negative number of rows", where=self._where, remedy=_DAMAGED)
+            raise CorruptError("a fragment has a negative number of rows", where=self.where, remedy=_DAMAGED)
         return TableInfo(
             self.uri,
             self.version,
@@ -105,7 +105,7 @@ class LanceTable:
         )
 
     def _matching_rows(self, condition: str) -> Int64:
-        with lance_errors(self._where):
+        with lance_errors(self.where):
             try:
                 scanner = self._table.scanner(columns=["_rowoffset"], filter=condition, scan_in_order=True)
                 parts = [batch.column(0).to_numpy().astype(np.int64) for batch in scanner.to_batches()]
@@ -116,14 +116,14 @@ class LanceTable:
                     "the filter cannot be used",
                     expected="a condition in SQL on the table's columns, such as: label = 3 AND year > 1999",
                     found=f"{condition!r}: {_short_message(error)}",
-                    where=self._where,
+                    where=self.where,
                 ) from error
         return np.sort(np.concatenate([np.empty(0, np.int64), *parts]))
 
     def check(self) -> list[int]:
         """Check that all files exist and are complete; returns the fragments with a list of deleted rows."""
         in_parallel(self._check_fragment, list(self._fragments))
-        return [number for number, fragment in self._fragments.items() if fragment.metadata.deletion_file]
+        return [key for key, fragment in self._fragments.items() if fragment.metadata.deletion_file]
 
     def read_deletions(self, fragment: int) -> None:
         """Read a list of deleted rows; a damaged one may crash the process."""
@@ -144,8 +144,8 @@ class LanceTable:
         """Rows of some fragments, int64 [m] (ascending, without deleted ones), as a `pyarrow.Table`."""
         for fragment in fragments:
             self._check_fragment(fragment)
-        with lance_errors(self._where):
-            return _counted(self._table.take(rows, columns=list(columns)), len(rows), self._where)
+        with lance_errors(self.where):
+            return _counted(self._table.take(rows, columns=list(columns)), len(rows), self.where)
 
     def batch(self, rows: Int64, columns: Any, row_ids: bool) -> Any:
         """Rows (at least one) in the given order, as a `pyarrow.RecordBatch`.
@@ -154,14 +154,14 @@ class LanceTable:
         """
         if row_ids:
             columns = {**columns, "_rowid": "_rowid"} if isinstance(columns, dict) else [*columns, "_rowid"]
-        with lance_errors(self._where):
+        with lance_errors(self.where):
             table = self._table.take(rows, columns=columns).combine_chunks()
-        (batch,) = _counted(table, len(rows), self._where).to_batches()
+        (batch,) = _counted(table, len(rows), self.where).to_batches()
         return batch
 
     def blobs(self, rows: Int64, column: str) -> list[bytes | None]:
         """The bytes of a blob column in some rows, in the given order."""
-        where = f"{self._where}, column {column!r}"
+        where = f"{self.where}, column {column!r}"
         with lance_errors(where):
             pairs = self._table.read_blobs(column, indices=rows.tolist(), preserve_order=True)
         if len(pairs) != len(rows):
@@ -169,7 +169,7 @@ class LanceTable:
         return [content for _, content in pairs]
 
     def _fragment_name(self, fragment: int) -> str:
-        return f"{self._where}, fragment {fragment}"
+        return f"{self.where}, fragment {fragment}"
 
     def _check_fragment(self, fragment: int) -> None:
         """Check the files of a fragment before it is read: Lance reads truncated files without an error."""
@@ -211,19 +211,19 @@ def _check_file(path: str, size: int, where: str) -> None:
     """Check the size (0 if unknown) of a file, and the metadata at the end of a data file."""
     try:
         with open(path, "rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            file.seek(max(0, found - _FOOTER.size))
+            actual = os.fstat(file.fileno()).st_size
+            file.seek(max(0, actual - _FOOTER.size))
             end = file.read(_FOOTER.size)
     except FileNotFoundError as error:
         raise _file_missing(path, where) from error
     except OSError as error:
         raise SourceError("a file of the table cannot be read", found=error, where=where) from error
     is_data = path.endswith(".lance")
-    if (size and found != size) or (is_data and not end.endswith(_MAGIC)):
+    if (size and actual != size) or (is_data and not end.endswith(_MAGIC)):
         raise CorruptError(
             "a data file has another size than the table's manifest says, or no end marker",
-            expected=f"{size or found} bytes, ending with {_MAGIC!r}",
-            found=f"{found} bytes, ending with {end[-4:]!r}, in {path}",
+            expected=f"{size or actual} bytes, ending with {_MAGIC!r}",
+            found=f"{actual} bytes, ending with {end[-4:]!r}, in {path}",
             where=where,
             remedy=_DAMAGED,
         )
@@ -233,11 +233,11 @@ def _check_file(path: str, size: int, where: str) -> None:
         need("lance.file", extra="lance").LanceFileReader(path).metadata()
 
 
-def _file_missing(found: str, where: str) -> CorruptError:
+def _file_missing(problem: str, where: str) -> CorruptError:
     return CorruptError(
         "a file of the table is missing",
         expected="all files of this version: was it cleaned up while it was in use?",
-        found=found,
+        found=problem,
         where=where,
         remedy=_CLEANED_UP,
     )

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.lance.lance_table import LanceTable, TableInfo
 from rankfeed.sources.source import check_same_data
@@ -43,7 +45,7 @@ class IsolatedTable:
     """A `LanceTable` in a helper process, which ends with this one; a crash of the library is a CorruptError."""
 
     def __init__(self, uri: str, version: int | str | None) -> None:
-        self._where = f"{uri}, version {version or 'latest'}"
+        self.where = f"{uri}, version {version or 'latest'}"
         self._lock = threading.Lock()
         self._pipe, theirs = Pipe()
         with theirs:
@@ -54,7 +56,7 @@ class IsolatedTable:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         try:
-            self._where = self.call("open", uri, version)
+            self.where = self.call("open", uri, version)
         except RankfeedError:
             self.close()
             raise
@@ -72,7 +74,7 @@ class IsolatedTable:
                 raise CorruptError(
                     "Lance crashed while it read the table: it may be damaged",
                     found=f"exit status {self._process.returncode}",
-                    where=self._where + about,
+                    where=self.where + about,
                     remedy="open an older version of the table (version=...), or restore it from a copy",
                 ) from error
         if isinstance(answer, RankfeedError):
@@ -107,7 +109,7 @@ def serve(descriptor: int) -> None:
             try:
                 if method == "open":
                     table = LanceTable(*arguments)
-                    answer = table.describe()
+                    answer = table.where
                 else:
                     answer = table.call(method, *arguments)
             except RankfeedError as error:
@@ -128,32 +130,26 @@ class TableHandle:
     """A table to read, opened when it is first used in a process; refused if it is another than ``info`` says."""
 
     def __init__(self, info: TableInfo) -> None:
-        self.__setstate__((info.uri, info.version, info.digest))
-
-    def _reset(self) -> None:
+        self._info = replace(info, schema=None, chosen=None, files=())
         self._open: LanceTable | IsolatedTable | None = None
-        self._lock = threading.Lock()
-        # Last: then other threads of a forked child consider the table open in this process.
-        self._process = os.getpid()
+        init_in_each_process(self._init_process)
 
-    def __getstate__(self) -> tuple[str, int, str]:
-        return self._uri, self._version, self._digest
+    def _init_process(self) -> None:
+        if self._open is not None:
+            _ABANDONED.append(self._open)
+        self._open, self._lock = None, threading.Lock()
 
-    def __setstate__(self, state: tuple[str, int, str]) -> None:
-        self._uri, self._version, self._digest = state
-        self._reset()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableHandle, (self._info,)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of `LanceTable`, from any thread."""
         return self._opened().call(method, *arguments)
 
     def _opened(self) -> LanceTable | IsolatedTable:
-        if self._process != os.getpid():
-            _ABANDONED.append(self._open)
-            self._reset()  # a lock that was held at the fork is never released here
         with self._lock:
             if self._open is None or self._open.closed:
-                table = (IsolatedTable if forked_from_lance() else LanceTable)(self._uri, self._version)
-                check_same_data(table.call("info").digest, self._digest, table.call("describe"))
+                table = (IsolatedTable if forked_from_lance() else LanceTable)(self._info.uri, self._info.version)
+                check_same_data(table.call("info").digest, self._info.digest, table.where)
                 self._open = table
             return self._open

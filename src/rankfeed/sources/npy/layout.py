@@ -150,5 +150,5 @@ def _why_no_columns(headers: dict[str, Header]) -> str | None:
             return f"there are no rows in {Path(other).name}"
         if header.shape[0] != first.shape[0]:
             return f"{header.shape[0]} rows in {Path(other).name}, {first.shape[0]} in {Path(path).name}"
-    names = [column_name(each) for each in headers]
+    names = [column_name(other) for other in headers]
     return None if len({*names}) == len(names) else "two files have the same name"

@@ -1,14 +1,11 @@
 """Detecting `.npy` and `.npz` files, and listing them."""
 
 import os
-from itertools import islice
 
 from rankfeed.errors import ArgumentError, SourceError
-from rankfeed.sources.paths import Paths, common_root, escape, expand, files_in, is_side_file
+from rankfeed.sources.paths import Paths, common_root, escape, expand, files_in, is_side_file, walk
 
 SUFFIXES = (".npy", ".npz")
-#: Directories that are searched for files, so that a cycle of links ends.
-_MOST_DIRECTORIES = 1000
 
 
 def is_numpy(paths: list[str]) -> bool:
@@ -60,10 +57,6 @@ def list_files(where: Paths, *, recursive: bool = False) -> tuple[str, list[str]
 
 
 def _nested_file(root: str) -> str | None:
-    """A `.npy` or `.npz` file in a subdirectory at any depth, of the first thousand that are searched."""
-    for here, folders, names in islice(os.walk(root, followlinks=True), _MOST_DIRECTORIES):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in names if here != root else ():
-            if name.endswith(SUFFIXES) and not name.startswith("."):
-                return os.path.join(here, name)
-    return None
+    """A `.npy` or `.npz` file in a subdirectory at any depth."""
+    below = (os.path.join(here, name) for here, names in walk(root) if here != root for name in names)
+    return next((path for path in below if path.endswith(SUFFIXES)), None)

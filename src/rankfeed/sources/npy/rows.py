@@ -43,7 +43,7 @@ class NumpyRowsSource(Source):
         headers: dict[str, Header] = {}
         #: Column -> number of its file, and name of the array in it.
         self._places: dict[str, tuple[int, str]] = {}
-        for number, path in enumerate(self._paths):
+        for file, path in enumerate(self._paths):
             for array, header in read_headers(path, allow_pickle=allow_pickle).items():
                 name = column_name(path) if named_by_file else array
                 if name in headers:
@@ -53,7 +53,7 @@ class NumpyRowsSource(Source):
                         found=f"{self._path(name)} and {path}",
                         remedy="rename one of them, or leave it out",
                     )
-                headers[name], self._places[name] = header, (number, array)
+                headers[name], self._places[name] = header, (file, array)
         length = self._common_length(headers)
         self._headers = {name: headers[name] for name in check_columns(columns, headers)}
         self._arrays: dict[str, Array] = {}
@@ -111,7 +111,7 @@ class NumpyRowsSource(Source):
             array = self._arrays[name]
             check_not_truncated(file_of(array), self._path(name))
             if array.dtype.hasobject:
-                out[name] = Objects([deepcopy(each) for each in array[ids]])  # the array is kept
+                out[name] = Objects([deepcopy(value) for value in array[ids]])  # the array is kept
             elif array.dtype.isnative and array.flags.c_contiguous:  # of any alignment
                 out[name] = Dense.of(array, ids)
             else:  # numpy's take would copy the whole array first
@@ -122,10 +122,10 @@ class NumpyRowsSource(Source):
     def _load(self, names: Sequence[str]) -> None:
         with self._lock:
             names = [name for name in names if name not in self._arrays]  # others were loaded by another thread
-            for number in sorted({self._places[name][0] for name in names}):
-                wanted = {self._places[name][1]: name for name in names if self._places[name][0] == number}
-                loaded = load_arrays(self._paths[number], wanted, mapped=True, allow_pickle=self._allow_pickle)
-                self.files.opened(number)
+            for file in sorted({self._places[name][0] for name in names}):
+                wanted = {self._places[name][1]: name for name in names if self._places[name][0] == file}
+                loaded = load_arrays(self._paths[file], wanted, mapped=True, allow_pickle=self._allow_pickle)
+                self.files.opened(file)
                 self._arrays.update((wanted[array], values) for array, values in loaded.items())
 
 

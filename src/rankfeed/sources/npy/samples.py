@@ -59,8 +59,8 @@ class NumpySamplesSource(Source):
         self.classes: list[str] = [] if labels is None else self._find_classes(labels, where)
         if self.classes:
             self.logical_types = {LABEL: class_labels(self.classes)}
-        found = self._find_fields()
-        fields = {name: found[name] for name in check_columns(columns, found)}
+        all_fields = self._find_fields()
+        fields = {name: all_fields[name] for name in check_columns(columns, all_fields)}
         schema = ",".join([*(f"{name}:{field}" for name, field in fields.items()), *map(ascii, self.classes)])
         fingerprint = digest_of(self.files.fingerprint.encode(), schema.encode())
         self._init_samples(label(paths), fields, even_blocks(len(paths), _BLOCK), fingerprint)
@@ -75,28 +75,28 @@ class NumpySamplesSource(Source):
                     varying |= {name for name in both if headers[name].shape != first[name].shape}
         elif (self.files.sizes != self.files.sizes[0]).any():  # reading checks dtype and the other dimensions
             varying = {ARRAY}
-        found = {name: _field(header, name in varying) for name, header in first.items()}
+        fields = {name: _field(header, name in varying) for name, header in first.items()}
         added = {LABEL: Field("dense", "int64")} if self._labels is not None else {}
         if self._name_column is not None:
             added[self._name_column] = Field("str")
-        if taken := found.keys() & added.keys():
+        if taken := fields.keys() & added.keys():
             raise ArgumentError(
                 "the name of an added column exists already",
-                expected="other names than " + ", ".join(map(repr, found)),
+                expected="other names than " + ", ".join(map(repr, fields)),
                 found=repr(min(taken)),
                 remedy="pass another name_column=; or rename the array in the files",
             )
-        return found | added
+        return fields | added
 
     def _name(self, sample_id: int) -> str:
         return self.files.path(sample_id).removeprefix(self._root)
 
     def _find_classes(self, labels: Labels, where: Paths) -> list[str]:
-        found = {_class_of(self._name(each)) for each in range(len(self.files))}
-        classes = sorted(found) if labels is None or labels == "folder" else list(labels)
-        unknown = sorted(found - {*classes} | (found & {""}))
+        folders = {_class_of(self._name(sample_id)) for sample_id in range(len(self.files))}
+        classes = sorted(folders) if labels is None or labels == "folder" else list(labels)
+        unknown = sorted(folders - {*classes} | (folders & {""}))
         if unknown:
-            named = [each for each in classes if each]
+            named = [name for name in classes if name]
             raise SourceError(
                 "a file is in no subdirectory that has a label",
                 expected="files in the subdirectories " + ", ".join(map(repr, named[:8]))
@@ -114,21 +114,21 @@ class NumpySamplesSource(Source):
         return read_headers(self.files.path(sample_id), allow_pickle=self._allow_pickle)
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
-        found = self._added_columns(ids)
-        stored = [name for name in names if name not in found]
+        columns = self._added_columns(ids)
+        stored = [name for name in names if name not in columns]
         if stored:
-            samples = [self._read(each, stored) for each in ids.tolist()]
-            for each in ids.tolist():  # completely read by now
-                self.files.check(each)
+            samples = [self._read(sample_id, stored) for sample_id in ids.tolist()]
+            for sample_id in ids.tolist():  # completely read by now
+                self.files.check(sample_id)
             for name in stored:
-                found[name] = _column(self.fields[name], [sample[name] for sample in samples])
-        return {name: found[name] for name in names}
+                columns[name] = _column(self.fields[name], [sample[name] for sample in samples])
+        return {name: columns[name] for name in names}
 
     def _added_columns(self, ids: Int64) -> dict[str, Column]:
-        names = [self._name(each) for each in ids.tolist()] if self._labels or self._name_column else []
+        names = [self._name(sample_id) for sample_id in ids.tolist()] if self._labels or self._name_column else []
         added: dict[str, Column] = {}
         if self._labels is not None:
-            numbers = {name: number for number, name in enumerate(self.classes)}
+            numbers = {name: index for index, name in enumerate(self.classes)}
             added[LABEL] = Dense.of(np.array([numbers[_class_of(name)] for name in names], np.int64))
         if self._name_column is not None:
             added[self._name_column] = Bytes.of([printable(name) for name in names], text=True)

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.parallel import in_parallel
@@ -46,8 +49,6 @@ def read_footers(paths: Sequence[str]) -> list[Footer]:
 
 
 def _read_footer(path: str) -> Footer:
-    import pyarrow as pa
-
     if os.path.basename(path) in SUMMARY_FILES:
         raise SourceError(
             "the file describes the row groups of other files, and has no rows",
@@ -100,9 +101,6 @@ def footer_bytes(file: Any, path: str) -> bytes:
 
 def parse_footer(content: bytes, path: str) -> Any:
     """A `pyarrow.parquet.ParquetFile` of a footer alone: it has the metadata, and no rows."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     # No list has more elements, and no text more bytes, than the footer.
     most = len(content)
     alone = pa.py_buffer(b"".join((MAGIC, content, most.to_bytes(4, "little"), MAGIC)))
@@ -114,7 +112,7 @@ def parse_footer(content: bytes, path: str) -> Any:
         )
 
 
-def _damaged(where: str, expected: object, found: object) -> CorruptError:
+def _damaged(where: str, expected: object, actual: object) -> CorruptError:
     return CorruptError(
-        "the file is damaged: its footer contradicts it", expected=expected, found=found, where=where
+        "the file is damaged: its footer contradicts it", expected=expected, found=actual, where=where
     )

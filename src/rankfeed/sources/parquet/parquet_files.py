@@ -7,11 +7,11 @@ that the files do not have.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 from urllib.parse import unquote
 
 from rankfeed.errors import SourceError
-from rankfeed.sources.paths import Paths, expand, files_in, head, natural
+from rankfeed.sources.paths import Paths, expand, files_in, head, walk
 
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 #: Lists of the row groups of other files.
@@ -23,7 +23,8 @@ _TABLES = {
     "_delta_log": ("a Delta Lake table", "deltalake.DeltaTable(path).file_uris()"),
     ".hoodie": ("a Hudi table", "the list of files that Hudi gives for a snapshot"),
 }
-_MOST_ENTRIES = 2_000
+#: Files of a folder that are looked at to detect the format.
+_MOST_FILES = 2_000
 #: Written by Hive for a null.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -95,15 +96,10 @@ def _is_parquet_file(path: str) -> bool:
 
 
 def _has_parquet(folder: str) -> bool:
-    """Whether there is a Parquet file among the first entries at any depth."""
-    seen = 0
-    for here, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted((name for name in folders if not name.startswith((".", "_"))), key=natural)
-        for name in names[: _MOST_ENTRIES - seen]:
-            is_data = not name.startswith((".", "_")) and (name.endswith(SUFFIXES) or "." not in name)
-            if (is_data or name in SUMMARY_FILES) and _is_parquet_file(os.path.join(here, name)):
-                return True
-        seen += len(names) + 1
-        if seen >= _MOST_ENTRIES:
-            break
-    return False
+    """Whether there is a Parquet file among the first files at any depth."""
+    files = islice(((here, name) for here, names in walk(folder) for name in names), _MOST_FILES)
+    return any(
+        _is_parquet_file(os.path.join(here, name))
+        for here, name in files
+        if name in SUMMARY_FILES or (name[0] != "_" and (name.endswith(SUFFIXES) or "." not in name))
+    )

@@ -144,7 +144,7 @@ class ParquetSource(ChunkedSource):
 
     def _independent(self) -> Self:
         source = super()._independent()
-        source._reader = ParquetReader(self.files, self.cache_bytes)  # the locks of the other may be held
+        source._reader = ParquetReader(self.files, self.cache_bytes)  # the locks of this one may be held
         return source
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:

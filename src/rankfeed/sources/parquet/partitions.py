@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from rankfeed.columns.columns import ColumnBuffer
 from rankfeed.columns.field import Field
@@ -53,7 +54,7 @@ class Partitions:
                 )
             for key, text in file.keys:
                 check_utf8(f"{key}={text}", file.path, "a folder that names the value of a column")
-        self._texts = {name: [file.keys[number][1] for file in files] for number, name in enumerate(names)}
+        self._texts = {name: [file.keys[depth][1] for file in files] for depth, name in enumerate(names)}
         self._is_integer = {
             name: any(texts) and all(text is None or _INTEGER.fullmatch(text) for text in texts)
             for name, texts in self._texts.items()
@@ -106,8 +107,6 @@ class Partitions:
 
     def check(self, name: str, file: int, column: Any, field: Field) -> None:
         """Compare a file's own column with its directory, if both are integers or text; nulls are ignored."""
-        import pyarrow as pa
-
         text = self._texts[name][file]
         is_integer = field.kind == "dense" and np.dtype(field.dtype).kind in "iu" and field.shape == ()
         if text is None or not (field.kind in ("str", "bytes") or (is_integer and self._is_integer[name])):

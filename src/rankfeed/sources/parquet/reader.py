@@ -19,14 +19,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed._util.handle_cache import HandleCache
-from rankfeed.errors import CorruptError, RankfeedError
+from rankfeed.errors import CorruptError, RankfeedError, with_where
 from rankfeed.sources.arrow.errors import arrow_errors
-from rankfeed.sources.arrow.types import is_list_view, storage_type
+from rankfeed.sources.arrow.types import is_list_view
 from rankfeed.sources.parquet.footer import footer_bytes, parse_footer
 from rankfeed.sources.parquet.row_groups import RowGroupPart
-from rankfeed.sources.source import with_where
 from rankfeed.storage.data_files import DataFiles
 from rankfeed.storage.file_errors import file_errors
 
@@ -85,18 +88,20 @@ class _Cursor:
 
 
 class ParquetReader:
-    """Reads parts of row groups. Thread- and fork-safe; pickles without open files and cursors.
+    """Reads parts of row groups. Thread-safe; works after fork; pickles without its cursors.
 
     Cursors take ``cache_bytes`` at most, but at least 64 with pages of usual sizes are kept, or one of any size.
     """
 
     def __init__(self, files: DataFiles, cache_bytes: int) -> None:
-        self._data_files = files
-        self._most_cursor_bytes = cache_bytes
+        self._data_files, self._most_cursor_bytes = files, cache_bytes
         init_in_each_process(self._init_process)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParquetReader, (self._data_files, self._most_cursor_bytes)
+
     def _init_process(self) -> None:
-        """Create locks; a forked child opens files and cursors of its own."""
+        """Create locks and caches; a forked child cannot continue the cursors of its parent."""
         self._lock = threading.Lock()
         self._files: HandleCache[tuple[Any, Any]] = HandleCache(OPEN_FILES)
         #: One thread at a time reads on in a row group (some share a lock), and in all those with large pages.
@@ -104,13 +109,11 @@ class ParquetReader:
         self._large_lock = threading.Lock()
         #: By row group and next row, least recently used first.
         self._cursors: OrderedDict[tuple[_GroupKey, int], _Cursor] = OrderedDict()
+        #: Kept ones, and those that a thread reads on.
         self._open_cursors: set[_Cursor] = set()
         self._decoded: dict[_GroupKey, _Decoded] = {}
         #: Bytes of a cursor in each row group that is read in parts.
         self._cursor_bytes: dict[_GroupKey, int] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ParquetReader, (self._data_files, self._most_cursor_bytes)
 
     @property
     def nbytes(self) -> int:
@@ -167,18 +170,18 @@ class ParquetReader:
         self, part: RowGroupPart, names: tuple[str, ...], skipped: Callable[[int, Any], object] | None = None
     ) -> Any:
         decoded = []
-        for each in part.by_group():
-            key = (each.file, each.group, names)
+        for group in part.by_group():
+            key = (group.file, group.group, names)
             if key not in self._decoded:
-                self._decoded[key] = self._examine(each, names)
+                self._decoded[key] = self._examine(group, names)
             decoded.append(self._decoded[key])
-        nbytes = sum(each.nbytes for each in decoded) * part.rows // max(1, sum(part.totals))
+        nbytes = sum(group.nbytes for group in decoded) * part.rows // max(1, sum(part.totals))
         if nbytes > _MOST_DECODED and part.rows > 1:
             raise LargeRowsError(self._where(part), -(-nbytes * _CUT // _MOST_DECODED))
-        dictionaries = frozenset[str]().union(*(each.dictionaries for each in decoded))
+        dictionaries = frozenset[str]().union(*(group.dictionaries for group in decoded))
         # One by one: a reader of several would replace damaged rows of one by rows of the next.
         return _concat(
-            [self._read_in_group(each, names, dictionaries, skipped) for each in part.by_group() if each.rows]
+            [self._read_in_group(group, names, dictionaries, skipped) for group in part.by_group() if group.rows]
         )
 
     def _read_in_group(
@@ -202,10 +205,11 @@ class ParquetReader:
             if not is_kept:
                 self._check_values(part, cursor)
         finally:
-            if is_kept:
-                self._keep_cursor(key, at + part.rows, cursor)
-            else:
-                with self._lock:
+            with self._lock:
+                if is_kept:
+                    self._cursors[key, at + part.rows] = cursor
+                    self._drop_cursors(cursor, at_least=1)
+                else:
                     self._open_cursors.discard(cursor)
         return rows
 
@@ -216,8 +220,8 @@ class ParquetReader:
         """Compare the number of values in lists with the footer: pyarrow ignores surplus values."""
         _, metadata = self._file(part.file)
         group = metadata.row_group(part.group)
-        for number, values in cursor.values.items():
-            column = group.column(number)
+        for index, values in cursor.values.items():
+            column = group.column(index)
             if column.num_values != values:
                 raise CorruptError(
                     "the lists of a column are damaged: they hold another number of values than the footer says",
@@ -234,16 +238,16 @@ class ParquetReader:
             by_name = _leaf_columns(metadata.schema, names)
         leaves = _by_number(by_name)
         texts = {
-            number: column.path
-            for number, column in leaves.items()
+            index: column.path
+            for index, column in leaves.items()
             if column.physical_type == "BYTE_ARRAY" and column.logical_type.type != "DECIMAL"
         }
         # No value is longer than the row group.
         if part.step <= _FEW_ROWS or group.num_rows * group.total_byte_size <= _MOST_DECODED:
             texts = {}
         sized = {
-            number: _VALUE_BYTES.get(column.physical_type, column.length)
-            for number, column in leaves.items()
+            index: _VALUE_BYTES.get(column.physical_type, column.length)
+            for index, column in leaves.items()
             if column.max_repetition_level or column.physical_type == "FIXED_LEN_BYTE_ARRAY"
         }
         if group.num_rows <= _FEW_ROWS or not (texts or sized):
@@ -252,7 +256,7 @@ class ParquetReader:
         fixed = [count for name in names for count in _values_per_row(schema.field(name).type)]
         if not texts and all(fixed):
             values = dict(zip(leaves, fixed, strict=True))
-            row_bytes = sum(values[number] * value_bytes for number, value_bytes in sized.items())
+            row_bytes = sum(values[index] * value_bytes for index, value_bytes in sized.items())
             return _Decoded(group.num_rows * row_bytes)
         # The metadata of column chunks can only be used after a row was read: see `footer`.
         one_row = replace(part, first=0, rows=1, step=1)
@@ -264,18 +268,18 @@ class ParquetReader:
                 if "Not yet implemented" not in str(error):
                     raise
                 first = next(self._open_cursor(one_row, read).batches)
-        nbytes = sum(group.column(number).num_values * value_bytes for number, value_bytes in sized.items())
+        nbytes = sum(group.column(index).num_values * value_bytes for index, value_bytes in sized.items())
         dictionaries = set()
         for name in read:
             arrays = [array for array, _ in _leaves_of(first.column(name))]
-            for number, array in zip(by_name[name], arrays, strict=True):
-                if number not in texts:
+            for index, array in zip(by_name[name], arrays, strict=True):
+                if index not in texts:
                     continue
-                column, (longest, mean) = group.column(number), _entry_lengths(array)
+                column, (longest, mean) = group.column(index), _entry_lengths(array)
                 if longest * column.num_values <= _MOST_DECODED:
                     continue
                 if mean * column.num_values > _EXPANSION * column.total_uncompressed_size:
-                    dictionaries.add(texts[number])
+                    dictionaries.add(texts[index])
                 else:  # at the most, if all values were the longest one
                     nbytes += longest * column.num_values // _CUT
         return _Decoded(nbytes, frozenset(dictionaries))
@@ -295,11 +299,6 @@ class ParquetReader:
             self._open_cursors.add(cursor)
         return 0, cursor
 
-    def _keep_cursor(self, key: _GroupKey, at: int, cursor: _Cursor) -> None:
-        with self._lock:
-            self._cursors[key, at] = cursor
-            self._drop_cursors(cursor, at_least=1)
-
     def _drop_cursors(self, cursor: _Cursor, *, needed: int = 0, at_least: int = 0) -> None:
         """Drop the cursors used least recently, until the others and ``needed`` bytes are within the limits.
 
@@ -318,8 +317,6 @@ class ParquetReader:
         with arrow_errors(where):
             while sum(len(batch) for batch in got) < rows and (batch := next(cursor.batches, None)) is not None:
                 got.append(batch)
-            for column in (column for batch in got for column in batch.columns if _has_dictionary(column.type)):
-                column.validate(full=True)  # pyarrow does not compare indices with the size of the dictionary
         count = sum(len(batch) for batch in got)
         if count != rows:
             raise CorruptError(
@@ -343,8 +340,8 @@ class ParquetReader:
         """Approximate bytes that a cursor holds, now that a row was read."""
         group = self._file(part.file)[1].row_group(part.group)
         nbytes = cursor.buffers
-        for number, leaf in _by_number(cursor.leaves).items():
-            column = group.column(number)
+        for index, leaf in _by_number(cursor.leaves).items():
+            column = group.column(index)
             size, stored, dictionary = column.total_uncompressed_size, column.total_compressed_size, 0
             if column.has_dictionary_page:
                 dictionary = size * (column.data_page_offset - column.dictionary_page_offset) // max(1, stored)
@@ -360,8 +357,6 @@ class ParquetReader:
     def _open_cursor(
         self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str] = frozenset()
     ) -> _Cursor:
-        import pyarrow.parquet as pq
-
         handle, metadata = self._file(part.file)
         with arrow_errors(self._where(part)):
             leaves = _leaf_columns(metadata.schema, names)
@@ -380,27 +375,23 @@ class ParquetReader:
             batches = reader.iter_batches(
                 part.step, row_groups=[part.group], columns=list(names), use_threads=False
             )
-            values = {number: 0 for number, column in by_number.items() if column.max_repetition_level}
+            values = {index: 0 for index, column in by_number.items() if column.max_repetition_level}
             return _Cursor(iter(batches), leaves, len(by_number) * (buffer + _PAGE), values)
 
-    def _file(self, number: int) -> tuple[Any, Any]:
+    def _file(self, index: int) -> tuple[Any, Any]:
         """A file that threads share, as its reads have offsets, and its metadata."""
-        return self._files.get(number, lambda: self._open(number))
+        return self._files.get(index, lambda: self._open(index))
 
-    def _open(self, number: int) -> tuple[Any, Any]:
-        import pyarrow as pa
-
-        path = self._data_files.path(number)
+    def _open(self, index: int) -> tuple[Any, Any]:
+        path = self._data_files.path(index)
         with file_errors(path):
             handle = pa.OSFile(os.fsencode(path))
             content = footer_bytes(handle, path)
-        self._data_files.opened(number)
+        self._data_files.opened(index)
         return handle, parse_footer(content, path).metadata
 
 
 def _concat(batches: list[Any]) -> Any:
-    import pyarrow as pa
-
     return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches)
 
 
@@ -411,26 +402,24 @@ def _leaf_columns(schema: Any, names: tuple[str, ...]) -> dict[str, dict[int, An
     for column in schema.to_arrow_schema():
         end = start + len(_values_per_row(column.type))
         if column.name in names:
-            leaves[column.name] = {number: schema.column(number) for number in range(start, end)}
+            leaves[column.name] = {index: schema.column(index) for index in range(start, end)}
         start = end
     return {name: leaves[name] for name in names}
 
 
 def _by_number(leaves: dict[str, dict[int, Any]]) -> dict[int, Any]:
     """The Parquet columns of all Arrow columns."""
-    return {number: column for columns in leaves.values() for number, column in columns.items()}
+    return {index: column for columns in leaves.values() for index, column in columns.items()}
 
 
 def _leaves_of(array: Any) -> list[tuple[Any, int]]:
     """The leaves in the structs and lists of an array, and the number of null or empty lists around each."""
-    import pyarrow as pa
-
     types = pa.types
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return _leaves_of(array.storage)
     if types.is_struct(kind):
-        return [each for index in range(kind.num_fields) for each in _leaves_of(array.field(index))]
+        return [leaf for index in range(kind.num_fields) for leaf in _leaves_of(array.field(index))]
     if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
         offsets = array.offsets.to_numpy()
         empty = int((offsets[1:] == offsets[:-1]).sum())
@@ -448,32 +437,18 @@ def _leaves_of(array: Any) -> list[tuple[Any, int]]:
 
 def _values_per_row(kind: Any) -> list[int]:
     """Values of each leaf in a row of an Arrow type; 0 where rows differ."""
-    import pyarrow as pa
-
     if isinstance(kind, pa.BaseExtensionType):
         return _values_per_row(kind.storage_type)
-    counts = [each for index in range(kind.num_fields) for each in _values_per_row(kind.field(index).type)]
+    counts = [count for index in range(kind.num_fields) for count in _values_per_row(kind.field(index).type)]
     if pa.types.is_struct(kind):
         return counts
     if pa.types.is_fixed_size_list(kind):
-        return [kind.list_size * each for each in counts]
+        return [kind.list_size * count for count in counts]
     return [0] * len(counts) if counts else [1]
-
-
-def _has_dictionary(kind: Any) -> bool:
-    """Whether an Arrow type is a dictionary, or contains one."""
-    import pyarrow as pa
-
-    kind = storage_type(kind)
-    fields = (kind.field(index).type for index in range(kind.num_fields))
-    return pa.types.is_dictionary(kind) or any(map(_has_dictionary, fields))
 
 
 def _entry_lengths(array: Any) -> tuple[int, int]:
     """Bytes of the longest entry, and the mean, of a dictionary array; 0 for other arrays."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not pa.types.is_dictionary(array.type) or not len(array.dictionary):
         return 0, 0
     lengths = pc.binary_length(array.dictionary)

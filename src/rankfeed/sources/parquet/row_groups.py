@@ -39,8 +39,8 @@ class RowGroupPart:
             return [self]
         starts = accumulate(self.totals, initial=self.before)
         return [
-            RowGroupPart(self.file, self.group + number, 0, rows, max(1, rows), (rows,), before)
-            for number, (rows, before) in enumerate(zip(self.totals, starts, strict=False))
+            RowGroupPart(self.file, self.group + offset, 0, rows, max(1, rows), (rows,), before)
+            for offset, (rows, before) in enumerate(zip(self.totals, starts, strict=False))
         ]
 
 

@@ -16,7 +16,7 @@ from rankfeed.sources.tar.headers import compression_of
 from rankfeed.sources.tar.index_cache import cache_folder, locked, not_writable
 from rankfeed.sources.tar.shard_list import ShardList
 from rankfeed.storage.checksum import digest_of
-from rankfeed.storage.commit import TEMPORARY, atomic_file
+from rankfeed.storage.commit import atomic_file, remove_temporaries
 from rankfeed.storage.file_errors import file_errors
 
 #: A compressed shard may expand to this multiple of its size, and this many bytes more.
@@ -30,14 +30,12 @@ def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) ->
     copies: dict[str, Path] = {}
     for shard in listed.shards:
         if compression_of(head(shard, 8)):
-            found = os.stat(shard)
-            version = digest_of(os.fsencode(shard), f"{found.st_size}.{found.st_mtime_ns}".encode())[:16]
+            status = os.stat(shard)
+            version = digest_of(os.fsencode(shard), f"{status.st_size}.{status.st_mtime_ns}".encode())[:16]
             copies[shard] = folder / f"{os.path.basename(shard)[:100]}-{version}.tar"
     if not all(copy.is_file() for copy in copies.values()):
         with locked(folder / ".lock", f"decompressed shards in {folder}"):
-            # Left by a process that was killed: only the owner of the lock writes copies.
-            for leftover in folder.glob(f"{TEMPORARY}*"):
-                leftover.unlink(missing_ok=True)
+            remove_temporaries(folder)  # only the owner of the lock writes copies
             missing = [shard for shard, copy in copies.items() if not copy.is_file()]
             in_parallel(lambda shard: _decompress(shard, copies[shard]), missing, "decompressing", progress=True)
     return replace(listed, shards=[os.fspath(copies.get(shard, shard)) for shard in listed.shards])

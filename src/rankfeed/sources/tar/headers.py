@@ -54,8 +54,8 @@ class TarReader:
         self.offset = 0  #: of the next header; at the end, of the block of zeros
         with file_errors(path):
             self._file = open(path, "rb", buffering=_BUFFER_BYTES)  # noqa: SIM115
-            found = os.fstat(self._file.fileno())
-        self.size, self.mtime_ns = found.st_size, found.st_mtime_ns
+            status = os.fstat(self._file.fileno())
+        self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
 
     def __enter__(self) -> TarReader:
         return self
@@ -211,14 +211,14 @@ class TarReader:
         return f"{self.path}, offset {offset}"
 
     def _damaged(
-        self, expected: str, found: str, offset: int, how: str = "damaged", remedy: str | None = None
+        self, expected: str, actual: str, offset: int, how: str = "damaged", remedy: str | None = None
     ) -> CorruptError:
         return CorruptError(
-            f"a tar file is {how}", expected=expected, found=found, where=self._at(offset), remedy=remedy
+            f"a tar file is {how}", expected=expected, found=actual, where=self._at(offset), remedy=remedy
         )
 
-    def _refused(self, what: str, offset: int, remedy: str = _REWRITE) -> SourceError:
-        return SourceError(f"a tar file holds {what}", where=self._at(offset), remedy=remedy)
+    def _refused(self, content: str, offset: int, remedy: str = _REWRITE) -> SourceError:
+        return SourceError(f"a tar file holds {content}", where=self._at(offset), remedy=remedy)
 
 
 def _name(block: bytes) -> bytes:
@@ -234,9 +234,9 @@ def is_header(block: bytes) -> bool:
     if len(block) != BLOCK or not digits or digits.strip(b"01234567"):
         return False
     rest = block[:148] + block[156:]
-    stored, found = int(digits, 8), sum(rest) + 256  # the checksum field counts as eight blanks
+    stored, computed = int(digits, 8), sum(rest) + 256  # the checksum field counts as eight blanks
     # Some old writers summed signed characters.
-    return stored == found or stored == found - 256 * sum(byte > 127 for byte in rest)
+    return stored == computed or stored == computed - 256 * sum(byte > 127 for byte in rest)
 
 
 def compression_of(block: bytes) -> str | None:

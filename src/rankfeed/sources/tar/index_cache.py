@@ -54,19 +54,19 @@ class IndexCache:
 
     def summaries(self, tars: Sequence[str]) -> list[Summary]:
         """Summaries of shards; those without a current index are indexed now."""
-        found = self.known(tars)
-        found |= self._create([tar for tar in tars if tar not in found])
-        return [found[tar] for tar in tars]
+        summaries = self.known(tars)
+        summaries |= self._create([tar for tar in tars if tar not in summaries])
+        return [summaries[tar] for tar in tars]
 
     def known(self, tars: Sequence[str]) -> dict[str, Summary]:
         """Summaries of the shards that have a current index."""
 
         def find(tar: str) -> Summary | None:
-            found = (_if_current(read_summary(place), tar) for place in index_places(tar, self._cache_dir))
-            return next(filter(None, found), None)
+            summaries = (_if_current(read_summary(place), tar) for place in index_places(tar, self._cache_dir))
+            return next(filter(None, summaries), None)
 
-        found = zip(tars, in_parallel(find, tars), strict=True)
-        return {tar: summary for tar, summary in found if summary is not None}
+        pairs = zip(tars, in_parallel(find, tars), strict=True)
+        return {tar: summary for tar, summary in pairs if summary is not None}
 
     def load(self, tar: str) -> TarIndex:
         """The index of one shard, memory-mapped; created if there is no valid one."""
@@ -85,17 +85,17 @@ class IndexCache:
         folders: dict[Path, list[str]] = {}
         for tar in tars:
             folders.setdefault(self._writable_places(tar)[0].parent, []).append(tar)
-        for folder, some in folders.items():
+        for folder, shards in folders.items():
             with locked(folder / _LOCK, f"the indexes in {folder}"):
-                created |= {} if replace else self.known(some)
-                missing = [tar for tar in dict.fromkeys(some) if tar not in created]
+                created |= {} if replace else self.known(shards)
+                missing = [tar for tar in dict.fromkeys(shards) if tar not in created]
                 indexed = in_parallel(self._create_one, missing, "indexing", progress=self._progress)
                 created |= dict(zip(missing, indexed, strict=True))
         return created
 
     def _create_one(self, tar: str) -> Summary:
         indexes = (scan(tar) for _ in range(_ATTEMPTS))
-        index = next((each for each in indexes if _if_current(each.summary, tar) is not None), None)
+        index = next((candidate for candidate in indexes if _if_current(candidate.summary, tar) is not None), None)
         if index is None:
             raise SourceError("a shard changes while it is indexed", where=tar, remedy="wait until it is written")
         places = self._writable_places(tar)
@@ -121,16 +121,16 @@ class IndexCache:
 def _if_current(summary: Summary | None, tar: str) -> Summary | None:
     """The summary if size and time of the shard are still the same, otherwise None."""
     with file_errors(tar):
-        found = os.stat(tar)
-    if summary is None or (summary.tar_bytes, summary.tar_mtime_ns) != (found.st_size, found.st_mtime_ns):
+        status = os.stat(tar)
+    if summary is None or (summary.tar_bytes, summary.tar_mtime_ns) != (status.st_size, status.st_mtime_ns):
         return None
     return summary
 
 
-def not_writable(what: str, place: Path, error: OSError | NotImplementedError) -> SourceError:
+def not_writable(description: str, place: Path, error: OSError | NotImplementedError) -> SourceError:
     """The error for a file that cannot be stored."""
     return SourceError(
-        f"{what} cannot be written",
+        f"{description} cannot be written",
         found=getattr(error, "strerror", None) or error,
         where=place,
         remedy="free disk space, or pass cache_dir= with a folder that can be written",
@@ -138,7 +138,7 @@ def not_writable(what: str, place: Path, error: OSError | NotImplementedError) -
 
 
 @contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
+def locked(path: Path, description: str) -> Iterator[None]:
     """Hold a lock that all processes share; log a warning if it takes long."""
     from filelock import FileLock, Timeout
 
@@ -148,10 +148,10 @@ def locked(path: Path, what: str) -> Iterator[None]:
         try:
             lock.acquire(timeout=_REPORT_SECONDS)
         except Timeout:
-            _log.warning("waiting for another process that creates %s (lock %s)", what, path)
+            _log.warning("waiting for another process that creates %s (lock %s)", description, path)
             lock.acquire()
     except (OSError, NotImplementedError) as error:  # NotImplementedError: a file system without locks
-        raise not_writable(what, path, error) from error
+        raise not_writable(description, path, error) from error
     try:
         yield
     finally:

@@ -60,9 +60,9 @@ def list_shards(where: Paths, split: str | None = None) -> ShardList:
         )
     if len(paths) == 1 and is_wids(paths[0]):
         return read_wids(paths[0])
-    shards = [os.path.abspath(each) for each in files_at(paths, (".tar",))]
+    shards = [os.path.abspath(path) for path in files_at(paths, (".tar",))]
     root = common_root(shards)
-    return ShardList(shards, [os.path.relpath(each, root) for each in shards], [None] * len(shards))
+    return ShardList(shards, [os.path.relpath(path, root) for path in shards], [None] * len(shards))
 
 
 @decodable
@@ -90,11 +90,11 @@ class _Wids(msgspec.Struct):
 
 def read_wids(path: str, *, check: bool = True) -> ShardList:
     """The shards of a wids descriptor; ``check`` compares the sizes of the files."""
-    found = read_json(path, _Wids)
-    if found.wids_version != 1:
-        raise SourceError("an unknown version of wids", expected="1", found=found.wids_version, where=path)
-    pairs = [(shard, found.base) for shard in found.shardlist]
-    for component in found.datasets:
+    descriptor = read_json(path, _Wids)
+    if descriptor.wids_version != 1:
+        raise SourceError("an unknown version of wids", expected="1", found=descriptor.wids_version, where=path)
+    pairs = [(shard, descriptor.base) for shard in descriptor.shardlist]
+    for component in descriptor.datasets:
         if component.shardlist is None:
             raise SourceError(
                 "a wids descriptor refers to another",

@@ -1,6 +1,6 @@
 """The indexed shards of a dataset, opened when they are read, and the samples in them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,32 +41,27 @@ class ShardSet:
         self.summaries = cache.summaries(self.paths)
         #: Samples of each extension, in order of appearance.
         self.extensions: dict[str, int] = {}
-        for number, (summary, count) in enumerate(zip(self.summaries, listed.counts, strict=True)):
-            for each in summary.extensions:
-                self.extensions[each.name] = self.extensions.get(each.name, 0) + each.count
+        for shard_number, (summary, count) in enumerate(zip(self.summaries, listed.counts, strict=True)):
+            for member in summary.extensions:
+                self.extensions[member.name] = self.extensions.get(member.name, 0) + member.count
             if count not in (None, summary.samples):
                 raise SourceError(
                     "a shard has another number of samples than its description says",
                     expected=f"{count} samples",
                     found=f"{summary.samples} samples",
-                    where=f"{self.paths[number]}, described in {listed.where}",
+                    where=f"{self.paths[shard_number]}, described in {listed.where}",
                     remedy="create the description again, or open the .tar files themselves by a pattern",
                 )
             if summary.repeated is not None and not keep_repeated:
-                index = cache.load(self.paths[number])
+                index = cache.load(self.paths[shard_number])
                 first, second = (int(index.offsets[row]) for row in summary.repeated)
-                rows, key = np.array(summary.repeated), index.key(summary.repeated[0])
-                extensions = [
-                    member.name for member in summary.extensions if (index.locate(member.name, rows)[1] >= 0).any()
-                ]
                 raise SourceError(
                     "two samples that are not adjacent have the same key: probably one sample in two pieces",
                     expected="all members of a sample side by side",
-                    found=f"{key!r} at offset {first} and at {second}",
-                    where=f"{self.paths[number]}, offset {second}",
+                    found=f"{index.key(summary.repeated[0])!r} at offset {first} and at {second}",
+                    where=f"{self.paths[shard_number]}, offset {second}",
                     remedy=first_dot_remedy(
-                        key,
-                        extensions,
+                        self.extensions,
                         'write the archive again by `tar --sort=name`, or pass duplicate_keys="keep" to have each '
                         "as a sample, as WebDataset does",
                     ),
@@ -79,8 +74,8 @@ class ShardSet:
     def _count(self) -> None:
         #: int64, samples of each shard that are not left out.
         self.counts = np.array([summary.samples for summary in self.summaries], np.int64)
-        for number, rows in self._kept.items():
-            self.counts[number] = len(rows)
+        for shard_number, rows in self._kept.items():
+            self.counts[shard_number] = len(rows)
         #: int64 [shards + 1], first sample id of each shard, and their number at the end.
         self.starts = starts_of(self.counts)
 
@@ -88,15 +83,15 @@ class ShardSet:
         """Digest of names, sizes, indexes, content samples, and the samples that are left out."""
         pieces = [self.files.fingerprint.encode()]
         pieces += [summary.digest.encode() for summary in self.summaries]
-        pieces += [str(number).encode() + rows.tobytes() for number, rows in sorted(self._kept.items())]
+        pieces += [str(shard).encode() + rows.tobytes() for shard, rows in sorted(self._kept.items())]
         return digest_of(*pieces)
 
-    def open(self, number: int) -> Shard:
+    def open(self, shard_number: int) -> Shard:
         """A shard, opened if it is not open; a CorruptError if it was changed since it was indexed."""
-        return self.files.get(number, self._load)
+        return self.files.get(shard_number, self._load)
 
-    def _load(self, data: npt.NDArray[np.uint8], number: int) -> Shard:
-        path, summary = self.paths[number], self.summaries[number]
+    def _load(self, data: npt.NDArray[np.uint8], shard_number: int) -> Shard:
+        path, summary = self.paths[shard_number], self.summaries[shard_number]
         shard = Shard(path, Memory(data), self._cache.load(path))
         # An index is found by size and time of the shard, which another archive may have too.
         headers = headers_digest(lambda offset: data[offset : offset + BLOCK].tobytes(), shard.index.offsets)
@@ -112,42 +107,29 @@ class ShardSet:
 
     def places(self, ids: Int64) -> Iterator[tuple[int, Int64, Int64 | None]]:
         """Samples by shard: number of the shard, rows in it, and positions in ``ids`` (None for all)."""
-        for number, rows, slots in by_chunk(ids, self.starts):
-            yield number, self._kept[number][rows] if number in self._kept else rows, slots
-
-    def first_dot_remedy(self, extensions: Iterable[str], remedy: str) -> str:
-        """As `first_dot_remedy`, with the key of the first sample that has the extension with a dot."""
-        extension = next((name for name in extensions if "." in name), None)
-        if extension is None:
-            return remedy
-        for path, summary in zip(self.paths, self.summaries, strict=True):
-            if any(member.name == extension for member in summary.extensions):
-                index = self._cache.load(path)
-                rows = np.arange(summary.samples)
-                key = index.key(int(np.argmax(index.locate(extension, rows)[1] >= 0)))
-                return first_dot_remedy(key, [extension], remedy)
-        return remedy
+        for shard_number, rows, slots in by_chunk(ids, self.starts):
+            yield shard_number, self._kept[shard_number][rows] if shard_number in self._kept else rows, slots
 
     def check_missing(self, extensions: Sequence[str], *, skip: bool) -> None:
         """Leave out samples that lack a member (``skip``), or raise a SourceError for the first of them."""
-        for number, summary in enumerate(self.summaries):
-            counts = {each.name: each.count for each in summary.extensions}
+        for shard_number, summary in enumerate(self.summaries):
+            counts = {member.name: member.count for member in summary.extensions}
             for extension in extensions:
                 if counts.get(extension, 0) == summary.samples:
                     continue
-                index = self._cache.load(self.paths[number])
-                rows = self._kept.get(number, np.arange(summary.samples))
+                index = self._cache.load(self.paths[shard_number])
+                rows = self._kept.get(shard_number, np.arange(summary.samples))
                 lacking = index.locate(extension, rows)[1] < 0
                 if skip:
-                    self._kept[number] = rows[~lacking]
+                    self._kept[shard_number] = rows[~lacking]
                 elif lacking.any():
                     row = int(rows[np.argmax(lacking)])
                     raise SourceError(
                         "a sample lacks a member that others have",
                         expected=f"a member .{extension}",
                         found=f"sample {index.key(row)!r} without",
-                        where=f"{self.paths[number]}, offset {index.offsets[row]}",
-                        remedy=self.first_dot_remedy(
+                        where=f"{self.paths[shard_number]}, offset {index.offsets[row]}",
+                        remedy=first_dot_remedy(
                             [extension],
                             'choose columns= that all have, or pass missing="skip" to leave such samples out, or '
                             'missing="mask" to have them with an empty value',
@@ -159,18 +141,18 @@ class ShardSet:
                 "no sample has all columns",
                 expected=", ".join(extensions),
                 where=self.paths[0],
-                remedy=self.first_dot_remedy(extensions, 'give columns= that samples share, or missing="mask"'),
+                remedy=first_dot_remedy(extensions, 'give columns= that samples share, or missing="mask"'),
             )
 
     def _exclude(self, listed: ShardList) -> None:
         """Leave out samples by ``shard/key``."""
-        numbers = {name: number for number, name in enumerate(listed.names)}
+        numbers = {name: shard_number for shard_number, name in enumerate(listed.names)}
         excluded: dict[int, set[str]] = {}
         for name in listed.excluded:
             for cut, character in enumerate(name):  # shard names and keys may have slashes: try every cut
                 if character == "/" and name[:cut] in numbers:
                     excluded.setdefault(numbers[name[:cut]], set()).add(name[cut + 1 :])
-        for number, keys in excluded.items():
-            index = self._cache.load(self.paths[number])
+        for shard_number, keys in excluded.items():
+            index = self._cache.load(self.paths[shard_number])
             rows = [row for row in range(index.summary.samples) if index.key(row) not in keys]
-            self._kept[number] = np.array(rows, np.int64)
+            self._kept[shard_number] = np.array(rows, np.int64)

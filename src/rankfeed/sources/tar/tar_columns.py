@@ -20,6 +20,7 @@ from rankfeed.sources.scattered import ByteSlices, decode_each, place_of, undeco
 from rankfeed.sources.source import Int64, check_columns, empty_column
 from rankfeed.sources.tar.decoders import Decoder, decoder_of
 from rankfeed.sources.tar.shards import Missing, Shard, ShardSet
+from rankfeed.sources.tar.tar_index import first_dot_remedy
 
 #: The column of the samples' keys.
 KEY = "__key__"
@@ -34,11 +35,11 @@ _MAX_HEADERS = 1 << 14
 Decode = bool | Callable[[str, bytes], Any] | Mapping[str, Any]
 
 
-def _unlike_others(extension: str, field: Field, found: object, part: ByteSlices, row: int) -> SourceError:
+def _unlike_others(extension: str, field: Field, actual: object, part: ByteSlices, row: int) -> SourceError:
     return SourceError(
         "a member is unlike the others of its column",
         expected=field,
-        found=found,
+        found=actual,
         where=place_of(part, row),
         remedy=f'pass decode={{{extension!r}: "object"}} to have each as it is, or give a decoder that '
         "makes them alike",
@@ -57,7 +58,7 @@ class SampleBatch:
     def places(self) -> list[tuple[Shard, Int64, Int64 | None]]:
         """The samples by shard: rows in it, and positions in the batch (None for all)."""
         places = self._shards.places(self._ids)
-        return [(self._shards.open(number), rows, slots) for number, rows, slots in places]
+        return [(self._shards.open(index), rows, slots) for index, rows, slots in places]
 
     def members(self, extension: str) -> list[ByteSlices]:
         """The members of one extension, by shard; of length -1 for a sample without one."""
@@ -72,7 +73,7 @@ class SampleBatch:
             return ByteSlices(shard.memory, starts, sizes, slots, place)
 
         if extension not in self._members:
-            self._members[extension] = [find(*each) for each in self.places]
+            self._members[extension] = [find(*location) for location in self.places]
         return self._members[extension]
 
     def values(self, extension: str, decode: Callable[[bytes], Any]) -> list[Any]:
@@ -95,9 +96,9 @@ def _column_of_values(field: Field, values: list[Any], extension: str, members: 
     shape = (0, *field.shape) if field.kind == "ragged" else field.shape
     missing: Any = {"str": "", "bytes": b""}.get(field.kind, np.zeros(shape, field.dtype or None))
     try:
-        return make_column(extension, [missing if each is None else each for each in values], field)
+        return make_column(extension, [missing if value is None else value for value in values], field)
     except Mismatch as error:
-        part = next(each for each in members if error.row in each.positions)
+        part = next(member for member in members if error.row in member.positions)
         row = part.positions.tolist().index(error.row)
         raise _unlike_others(extension, field, error.found, part, row) from error
 
@@ -118,11 +119,11 @@ class NpyReader:
         for part in members:
             if not self._row_bytes or (part.lengths < _HEAD_BYTES).any():
                 return None
-            found = np.array(self._layouts_of(part), np.int64).reshape(-1, 4)
-            if not found[:, 3].all():
+            layouts = np.array(self._layouts_of(part), np.int64).reshape(-1, 4)
+            if not layouts[:, 3].all():
                 return None
-            rows = found[:, 1] if self._field.kind == "ragged" else np.ones(len(found), np.int64)
-            content = part._replace(starts=part.starts + found[:, 0], lengths=rows * self._row_bytes)
+            rows = layouts[:, 1] if self._field.kind == "ragged" else np.ones(len(layouts), np.int64)
+            content = part._replace(starts=part.starts + layouts[:, 0], lengths=rows * self._row_bytes)
             parts.append(content.pointers(self._row_bytes))
         if not any(map(len, parts)):
             return None
@@ -194,7 +195,7 @@ def _check_decode(decode: Decode, extensions: Sequence[str]) -> None:
             "leave it out: images become uint8 arrays; for other forms, pass a function of (extension, bytes)",
         )
     for name, choice in decode.items() if isinstance(decode, Mapping) else ():
-        if not any(name in (each, each.rpartition(".")[2]) for each in extensions):
+        if not any(name in (extension, extension.rpartition(".")[2]) for extension in extensions):
             raise ArgumentError(
                 "decode names an extension that no sample has",
                 expected="some of " + ", ".join(extensions),
@@ -240,11 +241,11 @@ def schema_of(
             expected=f"at most {_MAX_EXTENSIONS}",
             found=f"{len(extensions)}: " + ", ".join(map(repr, extensions[:4])),
             where=shards.paths[0],
-            remedy=shards.first_dot_remedy(extensions, "give columns="),
+            remedy=first_dot_remedy(extensions, "give columns="),
         )
     names = {*extensions} if wanted is None else {*check_names("columns", wanted)}
     samples = sum(summary.samples for summary in shards.summaries)
-    chosen = [each for each in extensions if {each, each + _RATE, each + _VALID} & names]
+    chosen = [extension for extension in extensions if {extension, extension + _RATE, extension + _VALID} & names]
     specs = {KEY: ColumnSpec("", Field("str"), Decoder("text"), "key")}
     for name in chosen:
         decoder, kind = _decoder_for(name, decode, allow_pickle)
@@ -260,10 +261,10 @@ def schema_of(
             added[name + _RATE] = ColumnSpec(name, Field("dense", "int64"), decoder, "rate")
         if missing == "mask" and shards.extensions[name] < samples:
             added[name + _VALID] = ColumnSpec(name, Field("dense", "bool"), decoder, "valid")
-        for each in added:
-            if each in chosen:
+        for column in added:
+            if column in chosen:
                 raise SourceError(
-                    f"members .{each} have the name of a column that is added",
+                    f"members .{column} have the name of a column that is added",
                     where=shards.paths[0],
                     remedy="choose columns= without either of them, or rename the members",
                 )
@@ -271,7 +272,9 @@ def schema_of(
         npy = NpyReader(name, field) if decoder.kind == "npy" and field.kind in ("dense", "ragged") else None
         specs |= {name: ColumnSpec(name, field, decoder, npy=npy), **added}
     columns = {**dict.fromkeys(extensions), **specs}
-    order = [*specs] if wanted is None else _check_columns(wanted, columns, derived_of(specs), shards)
+    longer = [name for name in extensions if name.endswith(tuple(f".{column}" for column in wanted or ()))]
+    remedy = first_dot_remedy(longer, "request the extension as it is") if longer else None
+    order = [*specs] if wanted is None else check_columns(wanted, columns, derived_of(specs), remedy=remedy)
     return {name: specs[name] for name in order}
 
 
@@ -284,15 +287,6 @@ def derived_of(specs: Mapping[str, ColumnSpec]) -> dict[str, list[str]]:
     return derived
 
 
-def _check_columns(
-    wanted: Sequence[str], columns: Mapping[str, Any], derived: Mapping[str, Sequence[str]], shards: ShardSet
-) -> list[str]:
-    """The requested columns; the error for one that does not exist explains keys with dots."""
-    longer = [name for name in shards.extensions if name.endswith(tuple(f".{column}" for column in wanted))]
-    remedy = shards.first_dot_remedy(longer, "request the extension as it is") if longer else None
-    return check_columns(wanted, columns, derived, remedy=remedy)
-
-
 def _probed_field(
     shards: ShardSet, extension: str, decoder: Decoder, kind: str | None, probe: SampleBatch
 ) -> Field:
@@ -303,15 +297,15 @@ def _probed_field(
         return Field("object")
     if decoder.kind == "audio":
         values, kind = [samples for samples, _ in values], kind or "ragged"
-    extensions = [each for summary in shards.summaries for each in summary.extensions if each.name == extension]
-    sizes = {size for each in extensions for size in (each.smallest, each.largest)}
+    entries = [entry for summary in shards.summaries for entry in summary.extensions if entry.name == extension]
+    sizes = {size for entry in entries for size in (entry.smallest, entry.largest)}
     is_ragged = kind == "ragged" or (kind is None and decoder.kind == "npy" and len(sizes) > 1)
-    known = {extension: Field("ragged")} if is_ragged else None
+    declared = {extension: Field("ragged")} if is_ragged else None
     try:
-        found = flat_fields(resolve_dtypes(infer_layout([{extension: value} for value in values], known)))
+        fields = flat_fields(resolve_dtypes(infer_layout([{extension: value} for value in values], declared)))
     except ArgumentError:  # the values have nothing in common
-        found = None
-    field = Field("object") if found is None else found[extension]
+        fields = None
+    field = Field("object") if fields is None else fields[extension]
     if kind in ("dense", "ragged") and field.kind != kind and decoder.kind != "audio":
         shapes = sorted({str(np.shape(value)) for value in values})
         raise SourceError(

@@ -83,16 +83,16 @@ class TarIndex:
     def locate(self, extension: str, rows: Int64) -> tuple[Int64, Int64]:
         """Offset and size of a member of some samples; size -1 if a sample has no such member."""
         first = 0
-        for each in self.summary.extensions:
-            members = slice(first, first + each.count)
-            if each.name == extension and each.count == self.summary.samples:
+        for entry in self.summary.extensions:
+            members = slice(first, first + entry.count)
+            if entry.name == extension and entry.count == self.summary.samples:
                 return self.starts[members][rows], self.sizes[members][rows]
-            if each.name == extension:
+            if entry.name == extension:
                 having = self.rows[members]
-                place = np.minimum(having.searchsorted(rows), each.count - 1)
+                place = np.minimum(having.searchsorted(rows), entry.count - 1)
                 has = having[place] == rows
                 return np.where(has, self.starts[members][place], 0), np.where(has, self.sizes[members][place], -1)
-            first += each.count
+            first += entry.count
         return np.zeros(len(rows), np.int64), np.full(len(rows), -1, np.int64)
 
     def key_runs(self, rows: Int64) -> tuple[Bytes8, Int64, Int64]:
@@ -106,35 +106,43 @@ class TarIndex:
 
 def split_name(name: bytes) -> tuple[bytes, str] | None:
     """Key and extension of a member as WebDataset defines them; None for a member that is not data."""
-    found = _KEY.match(name)
-    if found is None or (name.startswith(b"__") and _META.match(name)):
+    match = _KEY.match(name)
+    if match is None or (name.startswith(b"__") and _META.match(name)):
         return None
-    return found[1], found[2].decode("utf-8", "backslashreplace").lower()
+    return match[1], match[2].decode("utf-8", "backslashreplace").lower()
 
 
-def first_dot_remedy(key: str, extensions: Iterable[str], remedy: str) -> str:
+def first_dot_remedy(extensions: Iterable[str], remedy: str) -> str:
     """A remedy; if an extension has a dot, which may belong to the key, also how to write such keys."""
     extension = next((name for name in extensions if "." in name), None)
     if extension is None:
         return remedy
     return (
-        f"a key ends at the first dot of a name, as in WebDataset: {key + '.' + extension!r} is member "
-        f".{extension} of sample {key!r}. If the dot belongs to the key, write the archive again with keys "
-        f"that have no dots; otherwise {remedy}"
+        f"a key ends at the first dot of a name, as in WebDataset: 'KEY.{extension}' is member .{extension} of "
+        "sample 'KEY'. If the dot belongs to the key, write the archive again with keys that have no dots; "
+        f"otherwise {remedy}"
     )
 
 
 def scan(path: str) -> TarIndex:
     """The index of an archive, from all of its headers."""
     offsets, keys = list[int](), list[bytes]()
-    found: dict[str, list[tuple[int, int, int]]] = {}
+    members: dict[str, list[tuple[int, int, int]]] = {}
     key, seen = b"", dict[str, int]()  # the current sample: its key, and the offset of each of its extensions
     with TarReader(path) as reader:
         for member in reader:
             parts = split_name(member.name)
             if parts is None:
                 continue
-            _check_member(member, parts[1], path)
+            where = f"{path}, offset {member.start}"
+            check_data_name(member.name, where)
+            if parts[1] in _RESERVED:
+                raise SourceError(
+                    "the extension of a tar member cannot name a column",
+                    found=_shown(member),
+                    where=where,
+                    remedy="rename the member",
+                )
             if parts[0] != key:
                 key, seen = parts[0], {}
                 offsets.append(member.start)
@@ -145,18 +153,17 @@ def scan(path: str) -> TarIndex:
                     "a sample has two members of one extension",
                     expected=f"one member .{parts[1]}",
                     found=f"one at offset {seen[parts[1]]}, and {_shown(member)} at offset {member.start}",
-                    where=f"{path}, offset {member.start}",
+                    where=where,
                     remedy=first_dot_remedy(
-                        printable(key),
                         parts[1:],
                         "write the archive again without the second; extensions are compared in lower case",
                     ),
                 )
             seen[parts[1]] = member.start
-            found.setdefault(parts[1], []).append((len(keys) - 1, member.data, member.size))
+            members.setdefault(parts[1], []).append((len(keys) - 1, member.data, member.size))
         begins = np.array([*offsets, reader.offset], np.int64)
         headers = headers_digest(lambda offset: reader.read(offset, BLOCK), begins)
-    columns = {name: np.array(members, np.int64) for name, members in found.items()}
+    columns = {name: np.array(places, np.int64) for name, places in members.items()}
     rows, starts, sizes = np.concatenate([np.empty((0, 3), np.int64), *columns.values()]).T.copy()
     key_offsets = np.cumsum([0, *map(len, keys)], dtype=np.int64)
     arrays = begins, key_offsets, rows, starts, sizes, np.frombuffer(b"".join(keys), np.uint8)
@@ -173,24 +180,11 @@ def scan(path: str) -> TarIndex:
             ((first[key], row) for row, key in enumerate(keys) if first.setdefault(key, row) != row), None
         ),
         extensions=[
-            Extension(name, len(each), *(int(f(each[:, 2])) for f in (np.min, np.max, np.sum)))
-            for name, each in columns.items()
+            Extension(name, len(places), *(int(f(places[:, 2])) for f in (np.min, np.max, np.sum)))
+            for name, places in columns.items()
         ],
     )
     return TarIndex(summary, *arrays)
-
-
-def _check_member(member: TarMember, extension: str, path: str) -> None:
-    """Refuse names that leave the directory, and extensions that cannot name a column."""
-    where = f"{path}, offset {member.start}"
-    check_data_name(member.name, where)
-    if extension in _RESERVED:
-        raise SourceError(
-            "the extension of a tar member cannot name a column",
-            found=_shown(member),
-            where=where,
-            remedy="rename the member",
-        )
 
 
 def _shown(member: TarMember) -> str:
@@ -222,10 +216,10 @@ def _body(*arrays: npt.NDArray[Any]) -> bytes:
 
 def decode(data: Bytes8) -> TarIndex | None:
     """The index in the content of a file, as views of it; None if it is not valid."""
-    found = _decode_summary(data)
-    if found is None or digest_of(data[found[1] :].data) != found[0].digest:
+    header = _decode_summary(data)
+    if header is None or digest_of(data[header[1] :].data) != header[0].digest:
         return None
-    summary, end = found
+    summary, end = header
     counts = _array_lengths(summary)
     numbers, keys = data[end : end + 8 * sum(counts)].view(np.int64), data[end + 8 * sum(counts) :]
     offsets, key_offsets, rows, starts, sizes = np.split(numbers, np.cumsum(counts)[:-1])
@@ -234,8 +228,8 @@ def decode(data: Bytes8) -> TarIndex | None:
         offsets[0] >= 0
         and offsets[-1] == summary.end <= summary.tar_bytes
         and (key_offsets[0], key_offsets[-1]) == (0, summary.key_bytes)
-        and all((each[1:] >= each[:-1]).all() for each in (offsets, key_offsets))  # a difference may overflow
-        and all((each >= 0).all() for each in (rows, starts, sizes))
+        and all((array[1:] >= array[:-1]).all() for array in (offsets, key_offsets))  # a difference may overflow
+        and all((array >= 0).all() for array in (rows, starts, sizes))
         and (rows < summary.samples).all()
         and (sizes <= summary.end).all()
         and (starts <= summary.end - sizes).all()
@@ -246,10 +240,10 @@ def decode(data: Bytes8) -> TarIndex | None:
 def read_summary(path: str | os.PathLike[str]) -> Summary | None:
     """The header of an index file; None if there is no valid one."""
     try:
-        found = _decode_summary(map_file(path)) if os.path.isfile(path) else None
+        header = _decode_summary(map_file(path)) if os.path.isfile(path) else None
     except SourceError:
         return None
-    return None if found is None else found[0]
+    return None if header is None else header[0]
 
 
 def _decode_summary(data: Bytes8) -> tuple[Summary, int] | None:
@@ -266,7 +260,7 @@ def _decode_summary(data: Bytes8) -> tuple[Summary, int] | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     is_valid = (
-        all(each.count <= summary.samples and each.name not in _RESERVED for each in summary.extensions)
+        all(entry.count <= summary.samples and entry.name not in _RESERVED for entry in summary.extensions)
         and all(row < summary.samples for row in summary.repeated or ())
         and len(data) == end + 8 * sum(_array_lengths(summary)) + summary.key_bytes
     )
@@ -275,5 +269,5 @@ def _decode_summary(data: Bytes8) -> tuple[Summary, int] | None:
 
 def _array_lengths(summary: Summary) -> list[int]:
     """Elements of offsets, key_offsets, rows, starts, sizes."""
-    members = sum(each.count for each in summary.extensions)
+    members = sum(entry.count for entry in summary.extensions)
     return [summary.samples + 1, summary.samples + 1, members, members, members]

@@ -5,15 +5,15 @@ A shard is memory-mapped and indexed once, so that a sample is found without rea
 
 import os
 from collections.abc import Sequence
+from resource import RUSAGE_SELF, getrusage
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.validate import check_bool, check_choice, check_name, check_optional
 from rankfeed.columns.columns import Column
-from rankfeed.columns.pointers import file_of
+from rankfeed.columns.pointers import RowPointers, file_of
 from rankfeed.errors import SourceError
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_ids, even_blocks, probe_ids
@@ -27,8 +27,8 @@ from rankfeed.storage.truncation import check_not_truncated
 
 #: Smaller datasets stay in the page cache: announcing reads would only cost time.
 _PREFETCH_BYTES = 768 << 20
-#: Batches that are not announced after one that was found in the page cache.
-_BATCHES_BETWEEN_LOOKS = 15
+#: Batches that are announced after the process waited for a page, as by `RowLookup`.
+_COLD_BATCHES = 256
 
 
 class WebDatasetSource(Source):
@@ -58,7 +58,7 @@ class WebDatasetSource(Source):
     """
 
     files: DataFiles
-    _batches_to_skip = 0
+    _page_faults = _batches_to_announce = 0
 
     def __init__(
         self,
@@ -82,8 +82,6 @@ class WebDatasetSource(Source):
         cache = IndexCache(cache_dir, within=listed.folder)
         self._shards = ShardSet(listed, cache, keep_repeated=duplicate_keys == "keep")
         self.files = self._shards.files
-        if hasattr(os, "posix_fadvise") and self.files.sizes.sum() > _PREFETCH_BYTES:
-            self.prefetch_distance = 1
         if not (samples := int(self._shards.starts[-1])):
             raise SourceError("there are no samples", where=label(self._shards.paths))
         probe = SampleBatch(self._shards, probe_ids(samples))
@@ -94,6 +92,8 @@ class WebDatasetSource(Source):
             needed = [spec.extension for spec in self._specs.values() if spec.role in ("member", "rate")]
             self._shards.check_missing(needed, skip=missing == "skip")
         self.reads_in_place = all(spec.decoder.decode is None for spec in self._specs.values())
+        if not self.reads_in_place and self.files.sizes.sum() > _PREFETCH_BYTES:
+            self.prefetch_distance = 1
         sizes = zip(self._shards.counts.tolist(), self.files.sizes.tolist(), strict=True)
         blocks = [even_blocks(rows, BLOCK_BYTES * rows // max(1, size)) for rows, size in sizes]
         fields = {name: spec.field for name, spec in self._specs.items()}
@@ -112,31 +112,17 @@ class WebDatasetSource(Source):
     def shards_of(self, sample_ids: npt.ArrayLike) -> list[str]:
         """The path of the shard that contains each sample."""
         numbers = self._shards.starts.searchsorted(check_ids(sample_ids, len(self)), side="right") - 1
-        return [self._shards.paths[number] for number in numbers.tolist()]
+        return [self._shards.paths[index] for index in numbers.tolist()]
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         """Announce reads to the kernel, unless the samples are in the page cache."""
-        if not self.prefetch_distance:
+        faults = getrusage(RUSAGE_SELF).ru_majflt
+        if faults > self._page_faults:
+            self._page_faults, self._batches_to_announce = faults, _COLD_BATCHES
+        if not self.prefetch_distance or not self._batches_to_announce:
             return
-        if self._batches_to_skip:
-            self._batches_to_skip -= 1
-            return
-        is_cached = True
-        for number, rows, _ in self._shards.places(check_ids(sample_ids, len(self))):
-            shard = self._shards.open(number)
-            offsets, file = shard.index.offsets, file_of(shard.memory.array)
-            # If the first sample is cached, the others probably are.
-            if len(rows) and not _is_cached(file.fileno(), int(offsets[rows[0]])):
-                is_cached = False
-                for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
-                    os.posix_fadvise(file.fileno(), first, last - first, os.POSIX_FADV_WILLNEED)
-        self._batches_to_skip = _BATCHES_BETWEEN_LOOKS if is_cached else 0
-
-
-def _is_cached(descriptor: int, offset: int) -> bool:
-    """Whether a byte is in the page cache; False if the system does not say."""
-    try:
-        return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except (OSError, AttributeError) as error:  # not cached, or no such flag
-        reraise_interrupt(error)
-        return False
+        self._batches_to_announce -= 1
+        for index, rows, _ in self._shards.places(check_ids(sample_ids, len(self))):
+            shard = self._shards.open(index)
+            starts, ends = shard.index.offsets[rows], shard.index.offsets[rows + 1]
+            RowPointers.into_bytes(shard.memory, starts, ends - starts, 1, None).advise()

@@ -9,6 +9,9 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
 
 from rankfeed._util.validate import invalid
 from rankfeed.errors import CorruptError
@@ -61,8 +64,6 @@ class CsvParser(TextParser):
         self, text: Text, types: Mapping[str, Any], names: Sequence[str] | None, columns: Sequence[str] = ()
     ) -> Any:
         """As `TextParser._parse`, of some ``columns`` (empty for all)."""
-        import pyarrow.csv as csv
-
         # With threads, errors do not name the line. A line must fit into two blocks.
         block_size = len(text.content) + len(BOM) + 1
         read = csv.ReadOptions(use_threads=False, block_size=block_size, column_names=names)
@@ -75,16 +76,8 @@ class CsvParser(TextParser):
         with arrow_errors(place, REMEDY):
             # Arrow removes one byte order mark; the text has its own only if a row begins with it.
             table = csv.read_csv(BytesIO(BOM + text.content), read, parse, convert)
-            try:
-                table.schema.names  # noqa: B018
-            except UnicodeDecodeError as error:  # Arrow decodes names when they are used
-                raise CorruptError(
-                    "a column name is not valid text",
-                    expected="UTF-8",
-                    found=f"{error.object!r}: {error.reason} at byte {error.start}",
-                    where=f"{text.path}, line 1",
-                    remedy="write the file in UTF-8 (iconv -t UTF-8)",
-                ) from error
+        with arrow_errors(f"{text.path}, line 1, which names the columns", "write the file in UTF-8"):
+            table.schema.names  # noqa: B018  (Arrow decodes them when they are used)
         # A value without an end reaches the end of the text: in the last line, or with lines in it.
         last_line = text.content[text.content.rfind(b"\n") + 1 :]
         if b'"' in last_line or any(_ends_with_lines(column) for column in table.columns):
@@ -94,9 +87,6 @@ class CsvParser(TextParser):
     def _rounded_integers(
         self, text: Text, field: Any, names: Sequence[str] | None
     ) -> Iterator[tuple[str, str, int | str]]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         column = self._parse(text, {field.name: pa.string()}, names, [field.name]).column(0)
         is_long = pc.greater_equal(pc.binary_length(column), 16).fill_null(False)
         for row in np.flatnonzero(np.asarray(is_long)).tolist():
@@ -129,7 +119,5 @@ class CsvParser(TextParser):
 
 def _ends_with_lines(column: Any) -> bool:
     """Whether the last value of a column contains a line feed."""
-    import pyarrow as pa
-
     is_text = column.type in (pa.string(), pa.binary()) and len(column)
     return bool(is_text) and b"\n" in (column[-1].cast(pa.binary()).as_py() or b"")

@@ -12,6 +12,8 @@ from itertools import islice
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.json as pa_json
 
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.types import UNNAMED
@@ -84,9 +86,6 @@ class JsonParser(TextParser):
         _check_keys(text)
 
     def _parse(self, text: Text, types: Mapping[str, Any], names: Sequence[str] | None) -> Any:
-        import pyarrow as pa
-        import pyarrow.json as pa_json
-
         def read(schema: Any) -> Any:
             # In one block, so that types depend on all values, and rows count from the first.
             options = pa_json.ReadOptions(use_threads=False, block_size=len(text.content) + 1)

@@ -9,6 +9,8 @@ from decimal import Decimal
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from rankfeed._util.validate import invalid
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, listed, safe_repr
@@ -38,8 +40,6 @@ class TextParser(ABC):
     digits_remedy: ClassVar[str]  # how to keep all digits of integers
 
     def __init__(self, types: Mapping[str, str] | None) -> None:
-        import pyarrow as pa
-
         if types is not None and not isinstance(types, Mapping):
             raise invalid("types", 'Arrow types by column, such as {"label": "int32"}', types)
         self.types: dict[str, Any] = {}
@@ -142,9 +142,6 @@ def types_by_name(schema: Any) -> dict[str, Any]:
 
 def _has_large(column: Any) -> bool:
     """Whether a `pyarrow.ChunkedArray` has float64 values, at any depth, that may be rounded integers."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_list(column.type):
         return _has_large(pc.list_flatten(column))
     if pa.types.is_struct(column.type):
@@ -154,8 +151,6 @@ def _has_large(column: Any) -> bool:
 
 def _with_uint64(name: str, kind: Any, column: str) -> Any:
     """The Arrow type of a top-level column, with uint64 instead of float64 in the column of a name inside it."""
-    import pyarrow as pa
-
     if pa.types.is_list(kind):
         return pa.list_(_with_uint64(name, kind.value_type, column))
     if pa.types.is_struct(kind):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
 from rankfeed.columns.chunk_groups import ChunkGroups, by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Columns, columns_from_buffers
@@ -239,8 +240,6 @@ def _check_csv_types(paths: Sequence[str], parser: TextParser, columns: Sequence
 
 def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequence[str] | None) -> Any:
     """One schema for all files: types are widened only from integers to types that hold them."""
-    import pyarrow as pa
-
     for path, schema in zip(paths, schemas, strict=True):
         with arrow_errors(path):
             fields_of(schema, columns=columns)  # refuses two columns of one name
@@ -281,8 +280,6 @@ def _contains(name: str, column: str) -> bool:
 
 def _cast(table: Any, fields: Sequence[Any], path: str) -> Any:
     """The rows of a file with the types of all files together; an error if a number would change."""
-    import pyarrow as pa
-
     columns = []
     for field in fields:
         try:
