@@ -49,26 +49,26 @@ def searched_files() -> list[Path]:
 def banned_phrases(text: str) -> list[tuple[int, str]]:
     """The line and the words of each banned phrase."""
     return [
-        (text.count("\n", 0, found.start()) + 1, " ".join(re.split(GAP, found[0].lower())))
-        for found in PHRASE.finditer(text)
+        (text.count("\n", 0, match.start()) + 1, " ".join(re.split(GAP, match[0].lower())))
+        for match in PHRASE.finditer(text)
     ]
 
 
 def banned_names(code: str) -> list[tuple[int, str]]:
     """The line of each name that has a banned part, except functions called `floor` of a numeric library."""
-    found = []
+    names = []
     tokens = list(tokenize.generate_tokens(io.StringIO(code).readline))
     for i, token in enumerate(tokens):
         words = re.findall(r"[A-Z]?[a-z]+", token.string)
         if token.type != tokenize.NAME or NAMES.isdisjoint(word.lower() for word in words):
             continue
         if i < 2 or tokens[i - 1].string != "." or tokens[i - 2].string not in FLOOR_OF:
-            found.append((token.start[0], token.string))
-    return found
+            names.append((token.start[0], token.string))
+    return names
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("a file that\n# goes\n# on", [(2, "goes on")]),
         ('"As it "\n"stands"', [(1, "as it stands")]),
@@ -77,20 +77,20 @@ def banned_names(code: str) -> list[tuple[int, str]]:
         ("renewed, so few, many", []),
     ],
 )
-def test_phrases_are_found_in_any_case_and_across_lines(text: str, found: list[tuple[int, str]]) -> None:
-    assert banned_phrases(text) == found
+def test_phrases_are_found_in_any_case_and_across_lines(text: str, expected: list[tuple[int, str]]) -> None:
+    assert banned_phrases(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    ("code", "expected"),
     [
         ("room = 1\nclass HouseKeeper: ...\nnext_floor = room", ["room", "HouseKeeper", "next_floor", "room"]),
         ("math.floor(x), np.floor_divide(a, b)", []),
         ("roommate = 'room'  # room for one more", []),
     ],
 )
-def test_names_are_found_and_words_of_prose_are_not(code: str, found: list[str]) -> None:
-    assert [name for _, name in banned_names(code)] == found
+def test_names_are_found_and_words_of_prose_are_not(code: str, expected: list[str]) -> None:
+    assert [name for _, name in banned_names(code)] == expected
 
 
 def test_no_banned_phrase_in_code_and_documentation() -> None:

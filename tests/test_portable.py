@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.sources import writers
 from tests.sources.compare import digests
-from tests.support.environ import of_no_launcher
+from tests.support.jobs import run_python
 from tests.support.portable import HIDE_LINUX_CALLS
-
-ROOT = Path(__file__).parent.parent
 
 LOADERS = """
 import rankfeed as rf
@@ -49,6 +45,7 @@ from tests.sources.compare import digests
 for name, (folder, expected) in json.load(sys.stdin).items():
     source = writers.open_as(name, pathlib.Path(folder))
     assert digests([source[i] for i in range(len(source))]) == expected, name
+    print(name, source.fingerprint)
     if not name.startswith("pyg"):
         loader = rf.Loader(source, 8, id_column="id", num_workers=2)
         assert sorted(row for batch in loader for row in batch["id"].tolist()) == list(range(len(source))), name
@@ -84,29 +81,22 @@ assert [rf.open(path + "-written")[i]["x"] for i in range(50)] == list(range(50)
 """
 
 
-def run(script: str, *arguments: str, given: str = "") -> str:
-    command = [sys.executable, "-c", HIDE_LINUX_CALLS + script, *arguments]
-    environ = of_no_launcher() | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    done = subprocess.run(
-        command, input=given, capture_output=True, text=True, timeout=600, env=environ, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.timeout(300)
 def test_loaders_and_samplers_work_without_linux_calls_and_worker_processes_are_refused() -> None:
-    printed = run(LOADERS)
+    printed = run_python(HIDE_LINUX_CALLS + LOADERS)
     assert "worker processes need Linux 5.3" in printed
     assert "worker_kind='thread'" in printed
 
 
 @pytest.mark.timeout(300)
-def test_every_format_is_read_without_linux_calls(tmp_path: Path) -> None:
+def test_every_format_is_read_without_linux_calls_and_has_the_fingerprint_of_any_run(tmp_path: Path) -> None:
     written = [writers.make(name, tmp_path / name) for name in writers.FORMATS]
-    run(SOURCES, given=json.dumps({each.name: (str(each.folder), digests(each.expected)) for each in written}))
+    given = {item.name: (str(item.folder), digests(item.expected)) for item in written}
+    printed = run_python(HIDE_LINUX_CALLS + SOURCES, given=json.dumps(given), PYTHONHASHSEED="1")
+    fingerprints = {item.name: item.open().fingerprint for item in written}
+    assert dict(line.split() for line in printed.splitlines()) == fingerprints
 
 
 @pytest.mark.timeout(300)
 def test_prepare_once_and_write_work_without_linux_calls(tmp_path: Path) -> None:
-    run(PREPARE, str(tmp_path / "once" / "data"))
+    run_python(HIDE_LINUX_CALLS + PREPARE, str(tmp_path / "once" / "data"))

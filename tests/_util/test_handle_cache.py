@@ -1,19 +1,16 @@
 """Files stay open within the limits of their cache and of the process."""
 
 import errno
-import multiprocessing
 import os
 import re
 import resource
-import subprocess
-import sys
 import textwrap
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.support.jobs import run_python
 
 from rankfeed._util import handle_cache as module
 from rankfeed._util.handle_cache import HandleCache
@@ -38,16 +35,16 @@ def test_the_most_recently_used_stay_open() -> None:
 def test_all_data_sets_together_keep_a_share_of_what_the_process_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
     monkeypatch.setattr(module, "_caches", type(module._caches)())
-    several: list[HandleCache[int]] = [HandleCache(20) for _ in range(5)]
+    caches: list[HandleCache[int]] = [HandleCache(20) for _ in range(5)]
     for number in range(30):
-        for each in several:
-            assert each.get(number, lambda number=number: number) == number  # type: ignore[misc]
-            assert sum(map(len, several)) <= 10
-    assert [len(each) for each in several] == [2] * 5
+        for cache in caches:
+            assert cache.get(number, lambda number=number: number) == number  # type: ignore[misc]
+            assert sum(map(len, caches)) <= 10
+    assert [len(cache) for cache in caches] == [2] * 5
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     for number in range(30):
-        several[0].get(number, lambda number=number: number)  # type: ignore[misc]
-    assert len(several[0]) == 20
+        caches[0].get(number, lambda number=number: number)  # type: ignore[misc]
+    assert len(caches[0]) == 20
 
 
 def test_threads_get_what_they_asked_for_while_others_close_it() -> None:
@@ -90,20 +87,6 @@ def test_files_that_are_not_in_use_are_closed_where_no_more_may_be_opened(
     assert (len(others), len(cache)) == (1, 1)
 
 
-def _get(cache: Any, results: Any) -> None:
-    results.put(cache.get(1, lambda: "opened"))
-
-
-def test_a_forked_child_has_what_was_open() -> None:
-    cache, context = HandleCache[str](2), multiprocessing.get_context("fork")
-    cache.get(1, lambda: "inherited")
-    results = context.Queue()
-    child = context.Process(target=_get, args=(cache, results), daemon=True)
-    child.start()
-    assert results.get(timeout=600) == "inherited"
-    child.join(600)
-
-
 SCRIPT = """
     import os, resource, sys
     import pyarrow as pa
@@ -139,15 +122,7 @@ def _run(script: str, folder: Path) -> str:
         batch = pa.record_batch({"x": [number]})
         with pa.ipc.new_file(str(folder / f"{number:03}.arrow"), batch.schema) as writer:
             writer.write(batch)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python(textwrap.dedent(script), folder)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")

@@ -1,7 +1,6 @@
 """Records are read by several threads at once, the first time too."""
 
-import subprocess
-import sys
+from tests.support.jobs import run_python
 
 CODE = """\
 import sys, threading, types
@@ -44,5 +43,4 @@ print("done")
 
 
 def test_threads_that_read_the_first_records_of_a_kind_at_once_do_no_harm() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=600)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-3000:]
+    assert run_python(CODE) == "done\n"

@@ -1,14 +1,11 @@
-"""Mapped files read as the file, also after fork, and a truncated one is an error instead of a crash."""
+"""Mapped files read as the file, and a truncated one is an error instead of a crash."""
 
-import multiprocessing
 import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.jobs import run_python
 
 from rankfeed._util.native import native_library
 from rankfeed.columns.pointers import file_of
@@ -31,21 +28,6 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
         map_file(tmp_path / "nowhere")
     with pytest.raises(SourceError):
         map_file(tmp_path)
-
-
-def _sum_in_child(values: Any, results: Any) -> None:
-    results.put(int(values.sum()))
-
-
-def test_a_forked_child_reads_what_its_parent_mapped(tmp_path: Path) -> None:
-    np.arange(1 << 20).tofile(tmp_path / "numbers")
-    values = map_file(tmp_path / "numbers").view(np.int64)
-    context = multiprocessing.get_context("fork")
-    results: multiprocessing.Queue[int] = context.Queue()
-    child = context.Process(target=_sum_in_child, args=(values, results))
-    child.start()
-    assert results.get(timeout=600) == int(values.sum())
-    child.join()
 
 
 def test_a_truncated_file_is_named_and_other_changes_are_not_looked_at(tmp_path: Path) -> None:
@@ -106,6 +88,4 @@ print("done")
 
 @pytest.mark.skipif(native_library() is None, reason="needs the native library")
 def test_pages_that_are_truncated_while_they_are_read_are_zeros_and_noticed(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", READS_TRUNCATED_PAGES, str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
+    assert run_python(READS_TRUNCATED_PAGES, tmp_path) == "done\n"

@@ -34,7 +34,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
+from tests.support.tables import write_table
 
 import rankfeed as rf
 from rankfeed.errors import RankfeedError, safe_repr
@@ -250,19 +252,21 @@ class Target:
         parameters = inspect.signature(self.call).parameters.values()
         kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         return [
-            each.name for each in parameters if each.kind not in kinds and each.name not in ("self", *self.skipped)
+            parameter.name
+            for parameter in parameters
+            if parameter.kind not in kinds and parameter.name not in ("self", *self.skipped)
         ]
 
 
 def cases(target: Target, every: int = 1, offset: int = 0) -> list[tuple[str, str]]:
     """Parameter and name of the value: all of them, or each ``every``-th, beginning elsewhere for each target."""
     large = (repr(2**31), repr(2**40))
-    found = [
+    pairs = [
         case
         for case in itertools.product(target.names, POOL)
         if case[0] not in target.amounts or case[1] not in large
     ]
-    return found[offset % every :: every]
+    return pairs[offset % every :: every]
 
 
 @contextmanager
@@ -315,7 +319,7 @@ def rows(count: int = 10) -> rf.Source:
 
 def read(loader: Any, parameter: str = "") -> None:
     """Read an epoch, and compare what came with what should."""
-    came: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     batches = list(itertools.islice(loader, 100))
     if parameter in (
         "source",
@@ -329,8 +333,8 @@ def read(loader: Any, parameter: str = "") -> None:
     ):
         return
     for batch in batches:
-        came.update(batch["x"].tolist())
-    assert came == Counter(range(10)), came
+        counts.update(batch["x"].tolist())
+    assert counts == Counter(range(10)), counts
 
 
 def fetch(source: Any, parameter: str = "") -> None:
@@ -372,39 +376,18 @@ def _files(name: str) -> Callable[[], dict[str, Any]]:
     """Data of a format, written into the working directory."""
 
     def make() -> dict[str, Any]:
-        import pyarrow as pa
-        import pyarrow.csv
-        import pyarrow.parquet
-
-        table = pa.table({"x": range(10), "name": [f"row {number}" for number in range(10)]})
-        if name == "parquet":
-            pyarrow.parquet.write_table(table, "rows.parquet")
-        elif name == "csv":
-            pyarrow.csv.write_csv(table, "rows.csv")
-        elif name == "arrow":
-            with pa.OSFile("rows.arrow", "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-                writer.write_table(table)
-        elif name == "npz":
-            np.savez("rows.npz", x=np.arange(10))
-        elif name == "tar":
-            import io
-            import tarfile
-
-            with tarfile.open("rows.tar", "w") as tar:
-                for number in range(10):
-                    member = tarfile.TarInfo(f"{number}.cls")
-                    member.size = 1
-                    tar.addfile(member, io.BytesIO(b"%d" % number))
+        path = Path(f"rows.{name}")
+        if name == "npz":
+            np.savez(path, x=np.arange(10))
         elif name == "packed":
-            rf.write(({"x": number} for number in range(10)), "rows.packed", progress=False)
-        return {"uri": f"rows.{name}"}
+            rf.write(({"x": row} for row in range(10)), path, progress=False)
+        elif name == "tar":
+            write_table(pa.table({"cls": range(10)}), path)
+        else:
+            write_table(pa.table({"x": range(10), "name": [f"row {row}" for row in range(10)]}), path)
+        return {"uri": str(path)}
 
     return make
-
-
-def _lines() -> dict[str, Any]:
-    Path("rows.jsonl").write_text("".join(json.dumps({"x": number}) + "\n" for number in range(10)))
-    return {"uri": "rows.jsonl"}
 
 
 _SAMPLER = ("num_samples_or_source", "batch_size", "shuffle", "seed", "tail", "start", "topology")
@@ -446,7 +429,7 @@ def targets() -> dict[str, Target]:
     source = rows()
     plan = rf.Plan(10, lanes=2, shuffle="window")
     stream = rf.from_iterable(lambda: ({"x": number, "y": np.arange(number % 3)} for number in range(10)))
-    found: dict[str, Target] = {
+    named: dict[str, Target] = {
         "Plan": Target(rf.Plan, lambda: {"blocks": [4, 6]}, lambda plan, _: plan.sample_ids(1, [0])),
         "Plan, windows": Target(
             rf.Plan, lambda: {"blocks": [4, 6], "shuffle": "window"}, lambda plan, _: plan.sample_ids(1, [0])
@@ -559,7 +542,7 @@ def targets() -> dict[str, Target]:
             rf.open, _files("arrow"), fetch, ("columns", "nulls", "cache_bytes", "unended", "shapes")
         ),
         "open, csv": Target(rf.open, _files("csv"), fetch, ("columns", "nulls", "delimiter", "types")),
-        "open, jsonl": Target(rf.open, _lines, fetch, ("columns", "nulls", "types")),
+        "open, jsonl": Target(rf.open, _files("jsonl"), fetch, ("columns", "nulls", "types")),
         "open, npz": Target(rf.open, _files("npz"), fetch, ("columns", "allow_pickle", "cache_dir")),
         "open, packed": Target(rf.open, _files("packed"), fetch, ("columns", "allow_pickle", "cache_dir")),
         "open, tar": Target(
@@ -585,7 +568,7 @@ def targets() -> dict[str, Target]:
         ),
         "webdataset.ShardedSamples.share": Target(wds.ShardedSamples(rows(), 2).share, lambda: {"num_workers": 4}),
     }
-    return {**found, **_commands(), **_of_frameworks()}
+    return {**named, **_commands(), **_of_frameworks()}
 
 
 def _command(name: str, options: str, *arguments: str) -> Target:
@@ -625,23 +608,23 @@ def _commands() -> dict[str, Target]:
 
 def _of_frameworks() -> dict[str, Target]:
     """Those of frameworks that are installed."""
-    found: dict[str, Target] = {}
+    named: dict[str, Target] = {}
     with suppress(ImportError):
         from rankfeed.integrations.lance import ShardedSampler
 
-        found["lance.ShardedSampler"] = Target(ShardedSampler)
+        named["lance.ShardedSampler"] = Target(ShardedSampler)
     with suppress(ImportError):
         from torch_geometric.data import InMemoryDataset
 
         from rankfeed.integrations.pyg import NodeSeeds, prepare
 
-        found["pyg.NodeSeeds"] = Target(
+        named["pyg.NodeSeeds"] = Target(
             NodeSeeds,
             lambda: {"input_nodes": [1, 2, 3], "batch_size": 2},
             lambda seeds, _: list(itertools.islice(seeds, 9)),
             ("input_nodes", "batch_size", "data", "shuffle", "seed", "tail", "topology"),
         )
-        found["pyg.prepare"] = Target(
+        named["pyg.prepare"] = Target(
             prepare,
             lambda: {"dataset": InMemoryDataset, "root": "graphs"},
             parameters=("root", "key", "retries", "timeout", "dataset"),
@@ -650,7 +633,7 @@ def _of_frameworks() -> dict[str, Target]:
         from rankfeed.integrations.transformers import PadTokens
 
         batch = {"input_ids": torch.tensor([[5, 6], [8, 0]]), "input_ids_lengths": torch.tensor([2, 1])}
-        found["transformers.PadTokens"] = Target(PadTokens, use=lambda pad, _: pad(batch))
+        named["transformers.PadTokens"] = Target(PadTokens, use=lambda pad, _: pad(batch))
     with suppress(ImportError):
         from rankfeed.integrations.accelerate import accelerated
 
@@ -661,19 +644,19 @@ def _of_frameworks() -> dict[str, Target]:
             skip_first_batches=len,
             register_for_checkpointing=id,
         )
-        found["accelerate.accelerated"] = Target(
+        named["accelerate.accelerated"] = Target(
             accelerated, lambda: {"loader": rf.Loader(rows()), "accelerator": fake, "checkpoint": False}
         )
     with suppress(ImportError):
         from rankfeed.integrations.lightning import log_mean
 
         module = SimpleNamespace(trainer=SimpleNamespace(world_size=1), log=lambda *_, **__: None)
-        found["lightning.log_mean"] = Target(
+        named["lightning.log_mean"] = Target(
             log_mean,
             lambda: {"module": module, "name": "loss", "values": torch.ones(2)},
             skipped=frozenset({"module"}),
         )
-    return found
+    return named
 
 
 def main(name: str, every: int, offset: int) -> None:

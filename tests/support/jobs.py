@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
+ROOT = Path(__file__).parents[2]
 # A process that dies of a signal says where: pytest switches that on for itself alone.
 ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
@@ -22,6 +23,22 @@ def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return int(server.getsockname()[1])
+
+
+def run_python(code: str, *arguments: object, given: str = "", **environ: str) -> str:
+    """What a Python program prints that has to succeed, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | environ,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return done.stdout
 
 
 def torchrun(ranks: int, script: Path, *arguments: object) -> list[str]:
@@ -71,10 +88,16 @@ def run(command: Sequence[str], log: Path, timeout: float) -> None:
     assert code == 0, f"exit status {code}:\n{log.read_text()[-6000:]}"
 
 
-def until(condition: object, job: subprocess.Popen[bytes], log: Path, timeout: float) -> None:
-    """Wait for something that a job does."""
+def until(
+    condition: Callable[[], object],
+    job: subprocess.Popen[bytes] | None = None,
+    log: Path | None = None,
+    timeout: float = 100,
+) -> None:
+    """Wait for a condition; a job that ends before fails the test, and shows what it said."""
     deadline = time.monotonic() + timeout
-    while not condition():  # type: ignore[operator]
-        assert job.poll() in (None, 0), f"the job ended early:\n{log.read_text()[-6000:]}"
-        assert time.monotonic() < deadline, f"nothing after {timeout} s:\n{log.read_text()[-6000:]}"
-        time.sleep(0.01)
+    while not condition():
+        if (job is not None and job.poll() not in (None, 0)) or time.monotonic() > deadline:
+            output = "" if log is None else log.read_text(errors="replace")[-6000:]
+            raise AssertionError(f"nothing after {timeout} s, or the job ended early\n{output}")
+        time.sleep(0.02)

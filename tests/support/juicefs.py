@@ -6,11 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.jobs import until
 from tests.support.machine import missing
 from tests.support.network import Host, Network
 
@@ -56,7 +56,7 @@ class Shared:
         log = self._folder / f"mount-{host.name}.log"
         host.start([self._program, "mount", *still, *options, self._store, str(self.path)], log)
         check = host.command(["mountpoint", "-q", str(self.path)])
-        _until(lambda: subprocess.run(check, timeout=10).returncode == 0, log)
+        until(lambda: subprocess.run(check, timeout=10).returncode == 0, log=log)
 
 
 @contextmanager
@@ -81,7 +81,9 @@ def shared(net: Network, folder: Path, path: Path) -> Iterator[Shared]:
     server = net.hub.start(["redis-server", "--bind", net.hub.address, *serve], log)
     try:
         ping = net.hub.command(["redis-cli", "-h", net.hub.address, "-p", str(_PORT), "ping"])
-        _until(lambda: b"PONG" in subprocess.run(ping, capture_output=True, timeout=600).stdout, log)
+        until(
+            lambda: b"PONG" in subprocess.run(ping, capture_output=True, timeout=600).stdout, log=log, timeout=30
+        )
         store = ["--storage", "file", "--bucket", f"{folder}/objects/", "--trash-days", "0", found._store, "test"]
         net.hub.run(found._program, "format", "--no-update", *store)
         yield found
@@ -90,10 +92,3 @@ def shared(net: Network, folder: Path, path: Path) -> Iterator[Shared]:
             host.lose()  # first: a mount whose server is gone does not answer
         server.kill()
         server.wait(10)
-
-
-def _until(condition: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, log.read_text(errors="replace")[-4000:]
-        time.sleep(0.05)

@@ -1,8 +1,6 @@
 """A Topology is a few integers that fit together, wherever it travels."""
 
-import os
 import pickle
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.jobs import run_python
 
 from rankfeed.errors import ArgumentError, TopologyError
 from rankfeed.topology import Topology
@@ -110,11 +109,7 @@ def test_finding_out_imports_neither_torch_nor_mpi4py():
         "import sys; from rankfeed.topology import Topology; t = Topology.detect(); t.global_rank; "
         "print(sorted({'torch', 'mpi4py'} & set(sys.modules)))"
     )
-    environ = {name: value for name, value in os.environ.items() if name.startswith(("PATH", "PYTHON"))}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True, env=environ
-    )
-    assert done.stdout.strip() == "[]"
+    assert run_python(script).strip() == "[]"
 
 
 def test_a_number_given_as_text_has_a_remedy() -> None:
