@@ -53,16 +53,16 @@ VALUES = st.deferred(
 SAMPLES = st.dictionaries(st.sampled_from("ab"), VALUES, max_size=2) | st.tuples(VALUES, VALUES) | VALUES
 
 
-def equal(value: Any, found: Any) -> bool:
+def equal(value: Any, row: Any) -> bool:
     """Whether a value arrived as it was: as Python compares numbers, exactly, whatever their types."""
     if isinstance(value, (list, np.ndarray)):
         before = value.tolist() if isinstance(value, np.ndarray) else value
-        now = found if isinstance(found, list) else np.asarray(found).tolist()
+        now = row if isinstance(row, list) else np.asarray(row).tolist()
         return len(before) == len(now) and all(map(equal, before, now))
     if isinstance(value, (int, float, np.generic)):
-        one, other = np.asarray(value).item(), np.asarray(found).item()
+        one, other = np.asarray(value).item(), np.asarray(row).item()
         return bool(one == other or (one != one and other != other))
-    return bool(value is found or value == found)
+    return bool(value is row or value == row)
 
 
 def arrived(samples: list[Any], layout: Any) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.tar import write_tar
 
 import rankfeed as rf
 from rankfeed._util.native import native_library
@@ -211,44 +210,18 @@ def test_a_bus_error_elsewhere_is_that_of_the_process(order: str, tmp_path: Path
 def test_a_shard_that_is_truncated_in_the_middle_of_an_epoch_is_an_error(
     workers: dict[str, Any], tmp_path: Path
 ) -> None:
-    samples = ({"x": np.full(1000, row, np.int32)} for row in range(4000))
+    samples = ({"x": np.full(1000, 1 + row, np.int32)} for row in range(4000))
     source = rf.write(samples, tmp_path / "data", progress=False, key="a")
     loader = rf.Loader(source, 8, shuffle=True, **workers)
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
     (shard,) = (tmp_path / "data").glob("*.arrow")
-    os.truncate(shard, shard.stat().st_size - PAGE - 100)
-    with pytest.raises(CorruptError, match="shard-00000"):
-        for _ in iterator:
-            pass
-
-
-@pytest.mark.parametrize("form", ["packed", "tar", "huggingface", "npy"])
-def test_no_row_of_a_truncated_file_is_delivered_as_zeros(form: str, tmp_path: Path) -> None:
-    rows = np.full((400, 250), 7, np.int32)
-    if form == "packed":
-        rf.write(({"x": row} for row in rows), tmp_path / "data", progress=False)
-    elif form == "tar":
-        write_tar(tmp_path / "data.tar", [(f"{number}.bin", row.tobytes()) for number, row in enumerate(rows)])
-    elif form == "npy":
-        np.save(tmp_path / "data.npy", rows)
-    else:
-        datasets = pytest.importorskip("datasets")
-        datasets.Dataset.from_dict({"x": [row.tobytes() for row in rows]}).save_to_disk(tmp_path / "data")
-    loader = rf.Loader(rf.open(next(tmp_path.glob("data*"))), 1, columns=["bin"] if form == "tar" else None)
-    iterator = iter(loader)
-    for _ in range(150):  # the rows of the next hundred steps are looked up already
-        next(iterator)
-    (path,) = (item for item in tmp_path.rglob("*") if item.is_file() and item.stat().st_size > rows.nbytes // 2)
-    os.truncate(path, path.stat().st_size // 2 + 100)
-    delivered = []
-    with pytest.raises(CorruptError, match="truncated"):
+    os.truncate(shard, shard.stat().st_size // 2)
+    delivered: list[Any] = []
+    with pytest.raises(CorruptError, match=r"truncated[\s\S]*shard-00000"):
         delivered.extend(iterator)
-    assert len(delivered) < 100
-    for batch in delivered:
-        (value,) = batch.values()
-        assert (value[0] if isinstance(value, list) else value.numpy().tobytes()) == rows[0].tobytes()
+    assert all(batch["x"].all() for batch in delivered)  # no row is delivered as zeros
 
 
 @pytest.mark.soak

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankfeed.storage.checksum import digest_of, file_digest
+from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import atomic_file, make_directory, write_atomic
 
 
@@ -45,17 +45,6 @@ def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         fail()
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_the_checksum_is_of_the_whole_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    content = os.urandom(3 << 20)
-    path.write_bytes(content)
-    seen: list[int] = []
-    assert file_digest(path, seen.append) == digest_of(content)
-    assert sum(seen) == len(content)
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert file_digest(path) != digest_of(content)
 
 
 def test_a_digest_of_several_pieces_includes_their_boundaries() -> None:

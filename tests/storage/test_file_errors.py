@@ -7,7 +7,6 @@ import pytest
 
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.storage.file_errors import file_errors
-from rankfeed.storage.truncation import check_shard_size
 
 
 def test_a_file_that_cannot_be_read_is_no_damage(tmp_path: Path) -> None:
@@ -34,14 +33,3 @@ def test_other_errors_pass() -> None:
         raise ArgumentError("ours")
     with pytest.raises(ValueError, match="theirs"), file_errors("a", zlib.error):
         raise ValueError("theirs")
-
-
-def test_a_shard_of_another_size_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "0.arrow"
-    with pytest.raises(CorruptError, match=r"a shard is missing[\s\S]*listed in the index[\s\S]*0\.arrow"):
-        check_shard_size(path, 3, "the index")
-    path.write_bytes(b"abc")
-    check_shard_size(path, 3, "the index")
-    check_shard_size(path, None, "the index")
-    with pytest.raises(CorruptError, match=r"another size[\s\S]*4 bytes[\s\S]*3 bytes[\s\S]*0\.arrow"):
-        check_shard_size(path, 4, "the index")

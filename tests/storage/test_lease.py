@@ -3,8 +3,6 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.jobs import run_python, until
 
 from rankfeed.storage import lease as lease_module
 from rankfeed.storage.lease import HeldLease, Lease, LeaseOwner, StallDetector
@@ -35,13 +34,6 @@ def acquire(lease: Lease, after: LeaseOwner | None = None) -> HeldLease:
     held = lease.acquire(after)
     assert held is not None
     return held
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.01)
 
 
 def expires_after(lease: Lease, owner: LeaseOwner, seconds: float) -> bool:
@@ -223,26 +215,21 @@ def test_each_owner_that_returns_doubles_the_duration(tmp_path: Path, monkeypatc
             assert not expires_after(lease, REMOTE, seconds - 1)
             assert expires_after(lease, REMOTE, seconds + 1)
             lost, last = last, stack.enter_context(acquire(lease, last.owner))
-            wait_for(lease.directory / f"{lost.owner.token}.returned")
+            until((lease.directory / f"{lost.owner.token}.returned").exists)
     assert not lease.directory.exists()
 
 
-def test_a_process_that_this_user_may_not_see_keeps_the_lease_as_long_as_it_renews_it(
-    held: tuple[Lease, HeldLease], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reason", ["of another user", "in another pid namespace"])
+def test_a_process_that_cannot_be_looked_up_keeps_the_lease_as_long_as_it_renews_it(
+    reason: str, held: tuple[Lease, HeldLease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease, mine = held
-    other = msgspec.structs.replace(mine.owner, pid=os.getppid(), start_time=7)
-    assert lease.is_expired(other, StallDetector())
-    monkeypatch.setattr(lease_module, "process_start_time", lambda pid: -1)
-    assert not expires_after(lease, other, 9)
-    assert expires_after(lease, other, 11)
-
-
-def test_an_owner_in_another_pid_namespace_keeps_the_lease_as_long_as_it_renews_it(
-    held: tuple[Lease, HeldLease],
-) -> None:
-    lease, mine = held
-    other = msgspec.structs.replace(mine.owner, pid_namespace=1, pid=1 << 22)  # no such process here
+    if reason == "of another user":
+        other = msgspec.structs.replace(mine.owner, pid=os.getppid(), start_time=7)
+        assert lease.is_expired(other, StallDetector())
+        monkeypatch.setattr(lease_module, "process_start_time", lambda pid: -1)
+    else:
+        other = msgspec.structs.replace(mine.owner, pid_namespace=1, pid=1 << 22)  # no such process here
     assert not expires_after(lease, other, 9)
     assert expires_after(lease, other, 11)
 
@@ -315,7 +302,7 @@ def test_without_proc_leases_work_by_heartbeats(tmp_path: Path, monkeypatch: pyt
         "Lease(Path(sys.argv[1])).acquire(None)\n"
         "os._exit(0)\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "lease")], check=True, timeout=600)
+    run_python(code, tmp_path / "lease")
     dead = lease.owner()
     assert dead is not None
     assert not expires_after(lease, dead, 1)
