@@ -25,11 +25,8 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 class Mapped:
     """Makes none, one or two samples of one, until the fault that it was given."""
 
-    def __init__(
-        self, fault: str, awaited: Callable[[], bool] | None, happened: Path, others: int, dest: str
-    ) -> None:
+    def __init__(self, fault: str, awaited: Callable[[], bool] | None, happened: Path, others: int) -> None:
         self.fault = fault
-        self.dest = Path(dest)
         self.others = others
         self.awaited = awaited
         self.happened = happened
@@ -44,7 +41,7 @@ class Mapped:
             until(self.awaited)
         if self.fault == "same" and sample["id"] == 1100:
             time.sleep(1000)
-        at_fault = self.fault in ("kill", "raise", "hang", "stop", "slow")
+        at_fault = self.fault in ("kill", "raise", "hang", "stop")
         if self.calls == 100 and at_fault:
             # Else the others might not have come yet, and have nothing to go on with. Some steps before the fault,
             # so that a rank that is stopped has just got on.
@@ -55,8 +52,6 @@ class Mapped:
                 time.sleep(1000)
             if self.fault == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
-            if self.fault == "slow":
-                until(lambda: os.listdir(self.dest).count(".rankfeed-write") == 0, 60)
             if self.fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fault == "raise":
@@ -120,12 +115,12 @@ def main(source: str, dest: str, told: str, fault: str, stall_timeout: str) -> N
         opened = opened.select(range(100))
     happened = Path(told, "happened")
     awaited = None
-    if kind in ("kill", "raise", "hang", "stop", "slow") and not mine:
+    if kind in ("kill", "raise", "hang", "stop") and not mine:
         awaited = happened.exists
     if kind == "other" and not mine:
         awaited = Path(told, f"{rank}.json").exists  # the other rank has told what is wrong
 
-    mapped = Mapped(mine, awaited, happened, here.world_size - 1, dest)
+    mapped = Mapped(mine, awaited, happened, here.world_size - 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outcome = write(opened, dest, mapped, float(stall_timeout))

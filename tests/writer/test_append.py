@@ -1,7 +1,6 @@
 """Appending to a written dataset: existing shards stay unchanged, and rows are added once."""
 
 from collections import Counter
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,6 @@ from tests.support.values import column_of, contents
 
 import rankfeed as rf
 from rankfeed.errors import SourceError, WriteError
-from rankfeed.writer import journal
-from rankfeed.writer import staging as staging_module
-from rankfeed.writer.chunk import chunks_of_samples, gather_shards
 
 coordinator_module = import_module("rankfeed.writer.coordinator")
 
@@ -59,28 +55,6 @@ def test_an_input_that_can_be_told_is_not_added_twice(base: Path, tmp_path: Path
     for _ in range(2):
         packed = rf.write(iter(rows(160, 170)), base, append=True, key="friday", progress=False)
     assert column_of(packed, "id") == list(range(170))
-
-
-def test_an_append_that_is_interrupted_again_while_it_is_known_again_adds_once(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        pass
-
-    def killed(*_: Any) -> None:
-        raise Killed
-
-    for module, name in (
-        (journal, "complete_commit"),
-        (coordinator_module.StagedWrite, "run"),
-        (coordinator_module.StagedWrite, "run"),
-    ):
-        with monkeypatch.context() as patch, suppress(Killed):
-            patch.setattr(module, name, killed)
-            rf.write(iter(rows(100, 160)), base, append=True, key="new", progress=False)
-    written = rf.write(iter(rows(100, 160)), base, append=True, key="new", progress=False)
-    assert column_of(written, "id") == list(range(160))
-    assert not (base / ".rankfeed-write").exists()
 
 
 def test_rows_that_do_not_fit_are_refused_and_nothing_changes(base: Path) -> None:
@@ -134,16 +108,6 @@ def test_a_data_set_that_was_added_to_is_not_taken_for_its_beginning(base: Path)
     with pytest.raises(WriteError, match="another input"):
         rf.write(rows(0, 100), base, shard_bytes=500, progress=False)
     assert len(rf.open(base)) == 110
-
-
-def test_two_writers_of_one_part_leave_the_same_bytes(tmp_path: Path) -> None:
-    (chunk,) = gather_shards(chunks_of_samples(enumerate(rows(0, 10)), 1 << 20, "row"), 1 << 20)
-    one = staging_module.write_part(tmp_path, 0, 0, chunk)
-    (tmp_path / one.shard.path).with_suffix(".json").unlink()  # the other has not seen the record yet
-    assert staging_module.write_part(tmp_path, 0, 0, chunk) == one
-    (other,) = gather_shards(chunks_of_samples(enumerate(rows(1, 11)), 1 << 20, "row"), 1 << 20)
-    assert staging_module.write_part(tmp_path, 0, 0, other).shard.path != one.shard.path
-    assert staging_module.is_intact(tmp_path, one)
 
 
 @pytest.mark.parametrize(("old", "new"), [("ms", "us"), ("us", None), (None, "us")])

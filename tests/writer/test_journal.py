@@ -3,24 +3,22 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.values import column_of
+from tests.writer.test_interrupted import Killed, killed_at
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, WriteError
+from rankfeed.sources.packed import PackedSource
 from rankfeed.storage.lease import HeldLease
 from rankfeed.writer import coordinator, journal
 from rankfeed.writer.runners.local import LocalRunner
 
 STAGING = ".rankfeed-write"
-
-
-class Killed(BaseException):
-    pass
 
 
 def rows(first: int, last: int) -> list[dict[str, int]]:
@@ -44,21 +42,12 @@ def visible(folder: Path) -> list[Path]:
 
 def killed_after(renames: int, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
     """Run a process that dies after it renamed a number of shards (-1: just before the manifest)."""
-    replace, made = import_module("os").replace, 0
+    shards = count()
 
-    def stopping(source: Path, target: Path) -> None:
-        nonlocal made
-        if Path(target).name.startswith("shard-"):
-            if made == renames:
-                raise Killed
-            made += 1
-        elif Path(target).name == "rankfeed.json":
-            raise Killed
-        replace(source, target)
+    def is_end(_: int, target: Path) -> bool:
+        return (target.name.startswith("shard-") and next(shards) == renames) or target.name == "rankfeed.json"
 
-    with monkeypatch.context() as patch, suppress(Killed):
-        patch.setattr("os.replace", stopping)
-        work()
+    killed_at(is_end, monkeypatch, work)
 
 
 @pytest.fixture
@@ -182,18 +171,57 @@ def test_an_append_is_added_again_where_an_older_state_of_the_dataset_was_restor
     assert column_of(append(base), "id") == [*range(160)]
 
 
-@pytest.mark.parametrize("error", [OSError("cannot tell the ranks"), Killed()], ids=["fails", "is killed"])
-def test_an_append_whose_session_ends_badly_after_the_commit_is_added_once(
-    error: BaseException, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def killed(*_: object) -> None:
+    raise Killed
+
+
+def ended_by(error: BaseException) -> Callable[..., Any]:
+    """The session of a runner that ends badly, after the commit."""
+
     @contextmanager
     def session(*_: object) -> Iterator[None]:
         yield
         raise error
 
-    for _ in range(2):
-        with monkeypatch.context() as patch, suppress(WriteError, Killed):
-            patch.setattr(LocalRunner, "session", session)
+    return session
+
+
+def opened_once() -> Callable[[Path], Any]:
+    """Opens the dataset to append to, and not the one with the rows."""
+    folders: list[Path] = []
+
+    def opened(folder: Path) -> Any:
+        folders.append(folder)
+        if len(folders) == 2:
+            raise OSError(24, "Too many open files")
+        return PackedSource(folder)
+
+    return opened
+
+
+#: Where an append is interrupted: the object, its attribute, and what it is then.
+INTERRUPTED: dict[str, tuple[Any, str, Callable[[], Any]]] = {
+    "before its shards are written": (coordinator.StagedWrite, "run", lambda: killed),
+    "before its commit": (journal, "complete_commit", lambda: killed),
+    "before the record of its commit is removed": (journal, "clear", lambda: killed),
+    "after its commit": (LocalRunner, "session", lambda: ended_by(Killed())),
+    "in its session after the commit": (
+        LocalRunner,
+        "session",
+        lambda: ended_by(OSError("cannot tell the ranks")),
+    ),
+    "when the dataset is opened": (coordinator, "PackedSource", opened_once),
+}
+
+
+@pytest.mark.parametrize("place", INTERRUPTED)
+def test_an_append_that_is_interrupted_twice_is_added_once(
+    place: str, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, name, replacement = INTERRUPTED[place]
+    for expected in (pytest.raises((WriteError, Killed)), suppress(WriteError, Killed)):
+        with monkeypatch.context() as patch, expected:  # type: ignore[attr-defined]
+            patch.setattr(target, name, replacement())
             append(base)
     assert column_of(append(base), "id") == [*range(160)]
     assert not (base / STAGING).exists()
@@ -258,31 +286,9 @@ def test_nothing_is_committed_among_other_data(
     assert column_of(rf.open(base), "id") == [*range(1000, 1100)]
 
 
-def test_an_append_whose_dataset_cannot_be_opened_at_the_end_is_added_once(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened, count = coordinator.PackedSource, 0
-
-    def opening(folder: Path) -> Any:
-        nonlocal count
-        count += 1
-        if count == 2:  # the first is the dataset to append to
-            raise OSError(24, "Too many open files")
-        return opened(folder)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(coordinator, "PackedSource", opening)
-        with pytest.raises(WriteError, match="Too many open files"):
-            append(base)
-    assert column_of(append(base), "id") == [*range(160)]
-
-
 def test_a_commit_is_complete_though_a_shard_is_missing_for_a_while(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*_: object) -> None:
-        raise Killed
-
     with monkeypatch.context() as patch, suppress(Killed):
         patch.setattr(journal, "clear", killed)
         append(base)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -19,12 +18,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.support.jobs import ENVIRON, run, torchrun
+from tests.support.jobs import ENVIRON, run, torchrun, until
 from tests.support.values import contents
 
 import rankfeed as rf
 from rankfeed.storage.lease import LeaseOwner
-from rankfeed.writer.runners.ranks import claim_order
+from rankfeed.writer import coordinator
 
 SCRIPT = Path(__file__).parent / "rank_job.py"
 
@@ -96,19 +95,43 @@ def test_ranks_of_a_torchrun_job_write_the_bytes_of_a_local_write(data: Path, tm
     assert sum(outcome["calls"] for outcome in outcomes.values()) >= 1200
 
 
-@pytest.mark.slow
-def test_a_rank_that_comes_late_joins_the_run(data: Path, tmp_path: Path) -> None:
-    outcomes, _ = written(2, data, tmp_path / "p", "late:1")
-    assert contents(tmp_path / "p") == contents(data / "local")
-    assert outcomes[0]["fingerprint"] == outcomes[1]["fingerprint"]
+def ended(process: subprocess.Popen[bytes], seconds: float = 80) -> int | None:
+    """How it ended; None if it did not."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_task_of_a_killed_rank_is_reassigned(rank: int, data: Path, tmp_path: Path) -> None:
-    outcomes, codes = written(3, data, tmp_path / "p", f"kill:{rank}", stall_timeout=4)
-    assert codes == [-signal.SIGKILL if other == rank else 0 for other in range(3)]
-    assert [list(outcome) for outcome in outcomes.values()] == [["fingerprint", "calls", "warnings"]] * 2
+@pytest.mark.parametrize(
+    ("fault", "size", "code"),
+    [
+        ("kill:0", 3, -signal.SIGKILL),
+        pytest.param("kill:1", 3, -signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("late:1", 2, 0, marks=pytest.mark.slow),
+        pytest.param("hang:1", 3, None, marks=pytest.mark.slow),
+        pytest.param("stop:1", 3, None, marks=pytest.mark.slow),
+        pytest.param("hang:0", 3, None, marks=pytest.mark.soak),
+    ],
+)
+def test_the_other_ranks_do_the_work_of_one_that_fails_and_do_not_wait_for_it(
+    fault: str, size: int, code: int | None, data: Path, tmp_path: Path
+) -> None:
+    faulty = int(fault[-1])
+    others = [rank for rank in range(size) if rank != faulty]
+    with ranks(size, data / "source", tmp_path / "p", tmp_path, fault, 3) as started:
+        assert [ended(started[rank]) for rank in others] == [0] * len(others)
+        assert ended(started[faulty], 0 if code is None else 80) == code
+    outcomes = told(tmp_path)
+    assert sorted(outcomes) == (list(range(size)) if code == 0 else others)
+    assert Counter(outcome["fingerprint"] for outcome in outcomes.values()) == {
+        rf.open(data / "local").fingerprint: len(outcomes)
+    }
     assert contents(tmp_path / "p") == contents(data / "local")
+    if code is None:
+        warned = [warning for outcome in outcomes.values() for warning in outcome["warnings"]]
+        expected = f"rank {faulty} of {size} is alive but made no progress for 3 s (task "
+        assert any(expected in warning for warning in warned)
 
 
 @pytest.mark.slow
@@ -152,47 +175,11 @@ def test_different_arguments_are_an_error_of_a_late_rank_too(data: Path, tmp_pat
     dest, said, go = tmp_path / "p", tmp_path / "told", tmp_path / "go"
     said.mkdir()
     with ranks(2, data / "source", dest, said, "late-other:1", 20, HELD_UNTIL=str(go)) as started:
-        while not (dest / "rankfeed.json").exists():
-            assert started[0].poll() is None
-            time.sleep(0.05)
+        until((dest / "rankfeed.json").exists, started[0])
         go.touch()
         assert [ended(process, 80) for process in started] == [0, 0]
     assert "written with other arguments" in told(said)[1]["error"]
     assert contents(dest) == contents(data / "local")
-
-
-def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """How it ended; None if it did not."""
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["hang:1", "stop:1", pytest.param("hang:0", marks=pytest.mark.soak)])
-def test_no_rank_waits_for_one_that_is_alive_without_progress(fault: str, data: Path, tmp_path: Path) -> None:
-    faulty = int(fault[-1])
-    others = [rank for rank in range(3) if rank != faulty]
-    with ranks(3, data / "source", tmp_path / "p", tmp_path, fault, 3) as started:
-        assert [ended(started[rank], 80) for rank in others] == [0, 0]
-        assert started[faulty].poll() is None
-    outcomes = told(tmp_path)
-    assert len({outcomes[rank]["fingerprint"] for rank in others}) == 1
-    warned = [warning for rank in others for warning in outcomes[rank]["warnings"]]
-    expected = f"rank {faulty} of 3 is alive but made no progress for 3 s (task "
-    assert any(expected in warning for warning in warned)
-    assert contents(tmp_path / "p") == contents(data / "local")
-
-
-@pytest.mark.soak
-def test_a_slow_rank_opens_the_dataset_that_the_others_wrote(data: Path, tmp_path: Path) -> None:
-    """It comes back when they have finished and their folder is gone."""
-    outcomes, codes = written(2, data, tmp_path / "p", "slow:1", stall_timeout=3)
-    assert codes == [0, 0]
-    assert outcomes[1].get("fingerprint") == outcomes[0]["fingerprint"], outcomes[1]
-    assert "rank 1 of 2 is alive but made no progress" in outcomes[0]["warnings"][0]
-    assert contents(tmp_path / "p") == contents(data / "local")
 
 
 @pytest.mark.slow
@@ -213,11 +200,8 @@ def test_a_sample_that_hangs_on_every_rank_is_an_error_that_names_them(
     size: int, data: Path, tmp_path: Path
 ) -> None:
     with ranks(size, data / "source", tmp_path / "p", tmp_path, "same:", 3) as started:
-        deadline = time.monotonic() + 90
         # One has the user's function to wait for.
-        while Counter(process.poll() for process in started)[0] < size - 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: Counter(process.poll() for process in started)[0] == size - 1)
         hanging = next(rank for rank, process in enumerate(started) if process.poll() is None)
     assert len(told(tmp_path)) == size - 1
     for outcome in told(tmp_path).values():
@@ -251,8 +235,7 @@ def test_two_jobs_in_one_directory_do_not_mix(data: Path, tmp_path: Path) -> Non
         folder.mkdir()
     dest = tmp_path / "p"
     with ranks(2, data / "source", dest, said[0], "hang:1", 3) as first:
-        while not list(dest.glob(".rankfeed-write/*.arrow")):
-            assert first[0].poll() is None
+        until(lambda: list(dest.glob(".rankfeed-write/*.arrow")), first[0])
         with ranks(2, data / "source", dest, said[1], "", 30, WRITE_KEY="other") as second:
             assert [ended(process, 80) for process in second] == [0, 0]
         assert ended(first[0], 80) == 0
@@ -270,9 +253,7 @@ def test_consecutive_writes_to_one_directory_do_not_mix(data: Path, tmp_path: Pa
     said.mkdir()
     dest, go = tmp_path / "p", tmp_path / "go"
     with ranks(3, data / "source", dest, said, "late:2", 3, WRITE_AGAIN="1", HELD_UNTIL=str(go)) as started:
-        while not said.joinpath("second-0").exists():  # rank 0 is done with both
-            assert started[0].poll() is None
-            time.sleep(0.05)
+        until((said / "second-0").exists, started[0])  # rank 0 is done with both
         go.touch()
         assert [ended(process, 60) for process in started] == [0, 0, 0]
     outcomes = told(said)
@@ -293,10 +274,7 @@ def test_a_rank_that_cannot_write_raises_at_once(tmp_path: Path, data: Path) -> 
         assert "cannot write" in outcomes[rank]["error"]
 
 
-def test_one_rank_alone_writes_too(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith(("SLURM_", "OMPI_", "PMI")):
-            monkeypatch.delenv(name)
+def test_one_rank_alone_writes_too(data: Path, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"map": mapped, "seed": 4, "shard_bytes": 1000, "key": "1", "progress": False}
     rf.write(rf.open(data / "source"), tmp_path / "p", runner="ranks", **arguments)
     assert contents(tmp_path / "p") == contents(data / "local")
@@ -306,6 +284,25 @@ def test_one_rank_alone_writes_too(data: Path, tmp_path: Path, monkeypatch: pyte
         rf.write(rf.open(data / "source"), tmp_path / "q", runner="ranks", resume=False)
     with pytest.raises(rf.errors.ArgumentError, match=r"runner='ranks' needs a key"):
         rf.write(rf.open(data / "source"), tmp_path / "q", runner="ranks", map=mapped)
+
+
+def test_a_shard_that_is_damaged_before_the_commit_is_an_error_and_written_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = coordinator._check_parts
+
+    def damaging(staging: Path, *arguments: Any) -> None:
+        victim = sorted(staging.glob("*.arrow"))[1]
+        victim.write_bytes(bytes(victim.stat().st_size))
+        check(staging, *arguments)
+
+    options: dict[str, Any] = {"runner": "ranks", "map": mapped, "seed": 4, "shard_bytes": 1000, "key": "1"}
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator, "_check_parts", damaging)
+        with pytest.raises(rf.errors.WriteError, match="shards differ from what was written"):
+            rf.write(rf.open(data / "source"), tmp_path / "p", progress=False, **options)
+    rf.write(rf.open(data / "source"), tmp_path / "p", progress=False, **options)
+    assert contents(tmp_path / "p") == contents(data / "local")
 
 
 def test_a_task_that_two_ranks_of_other_hosts_left_is_an_error(data: Path, tmp_path: Path) -> None:
@@ -371,17 +368,6 @@ def test_a_call_that_is_refused_does_not_end_the_write_of_ranks(data: Path, tmp_
     packed = rf.write(source, dest, runner="ranks", map=mapped_once, key="1", shard_bytes=1000, progress=False)
     assert len(packed) == len(source)
     assert refused
-
-
-def test_each_task_is_claimed_by_its_own_rank_and_then_by_any_free_one() -> None:
-    missing, claimed = set(range(20)), Counter[int]()
-    while missing:
-        for rank in range(3):
-            if missing:
-                task = claim_order(rank, 3, missing)[0]
-                missing.discard(task)
-                claimed[task] += 1
-    assert claimed == Counter(range(20))
 
 
 def test_a_failed_write_leaves_no_open_files(data: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import ray
-from tests.support.jobs import ENVIRON, end, family
+from tests.support.jobs import ENVIRON, end, family, until
 from tests.support.values import contents
 
 import rankfeed as rf
@@ -77,19 +76,27 @@ def test_rows_are_appended_on_ray(cluster: str, source: rf.Source, tmp_path: Pat
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
-def test_a_worker_that_is_killed_is_replaced(cluster: str, source: rf.Source, tmp_path: Path) -> None:
-    marker = tmp_path / "killed"
+def deadly(marker: Path | None = None) -> Any:
+    """A function that kills its worker: once if there is a marker for it, which says so, else always."""
 
-    def deadly(sample: dict[str, Any]) -> dict[str, Any]:
-        if sample["id"] == 1100 and not marker.exists() and "ray::" in " ".join(psutil.Process().cmdline()):
-            marker.touch()
+    def kills(sample: dict[str, Any]) -> dict[str, Any]:
+        is_due = sample["id"] == 1100 and not (marker and marker.exists())
+        if is_due and "ray::" in " ".join(psutil.Process().cmdline()):
+            if marker:
+                marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return {"id": sample["id"]}
 
-    packed = rf.write(source, tmp_path / "ray", runner="ray", map=deadly, shard_bytes=900, progress=False)
+    return kills
+
+
+def test_a_worker_that_is_killed_is_replaced(cluster: str, source: rf.Source, tmp_path: Path) -> None:
+    marker = tmp_path / "killed"
+    options: dict[str, Any] = {"map": deadly(marker), "shard_bytes": 900, "progress": False}
+    written = rf.write(source, tmp_path / "ray", runner="ray", **options)
     assert marker.exists()
-    assert [int(sample["id"]) for sample in packed] == list(range(2000))
-    rf.write(source, tmp_path / "local", map=deadly, shard_bytes=900, workers=0, progress=False)
+    assert [int(sample["id"]) for sample in written] == list(range(2000))
+    rf.write(source, tmp_path / "local", workers=0, **options)
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
@@ -98,16 +105,10 @@ def test_a_worker_that_always_dies_is_an_error_that_says_so(
     cluster: str, source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_runner, "_RETRIES", 1)
-
-    def deadly(sample: dict[str, Any]) -> dict[str, Any]:
-        if sample["id"] == 1100 and "ray::" in " ".join(psutil.Process().cmdline()):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return {"id": sample["id"]}
-
+    options: dict[str, Any] = {"map": deadly(), "shard_bytes": 900, "progress": False}
     with pytest.raises(WriteError, match=r"(?s)failed repeatedly: its workers crashed.*task \d+.*fewer workers"):
-        rf.write(source, tmp_path / "p", runner="ray", map=deadly, shard_bytes=900, progress=False)
-    packed = rf.write(source, tmp_path / "p", map=deadly, shard_bytes=900, workers=0, progress=False)
-    assert len(packed) == 2000
+        rf.write(source, tmp_path / "p", runner="ray", **options)
+    assert len(rf.write(source, tmp_path / "p", workers=0, **options)) == 2000
 
 
 @pytest.mark.soak
@@ -135,28 +136,6 @@ def test_a_node_that_does_not_see_the_folder_is_named(
     with pytest.raises(WriteError, match=r"(?s)does not see the destination.*share"):
         rf.write(source, tmp_path / "p", runner="ray", shard_bytes=900, progress=False)
     assert not (tmp_path / "p").exists()
-
-
-@pytest.mark.soak
-def test_a_damaged_shard_is_found_before_the_commit(
-    cluster: str, source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rankfeed.writer import coordinator
-
-    check = coordinator._check_parts
-
-    def damaging(staging: Path, *arguments: Any) -> None:
-        victim = sorted(staging.glob("*.arrow"))[1]
-        victim.write_bytes(b"\0" * victim.stat().st_size)
-        check(staging, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(coordinator, "_check_parts", damaging)
-        with pytest.raises(WriteError, match="shards differ from what was written"):
-            rf.write(source, tmp_path / "ray", runner="ray", shard_bytes=9000, progress=False)
-    rf.write(source, tmp_path / "ray", runner="ray", shard_bytes=9000, progress=False)
-    rf.write(source, tmp_path / "local", shard_bytes=9000, workers=0, progress=False)
-    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
 def test_without_ray_the_extra_is_named(
@@ -191,11 +170,8 @@ def test_a_write_whose_driver_was_killed_goes_on(cluster: str, source: rf.Source
 
     first = driver("first")
     try:
-        deadline = time.monotonic() + 100
-        while len(list(dest.glob(".rankfeed-write/task-*.json"))) < 8:
-            assert first.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: len(list(dest.glob(".rankfeed-write/task-*.json"))) >= 8, first)
+        assert first.poll() is None
     finally:
         first.send_signal(signal.SIGKILL)
         end(family(first.pid))

@@ -1,6 +1,8 @@
 """The shards are Arrow files: readers that know nothing of rankfeed read them as they are."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import datasets
 import duckdb
@@ -27,47 +29,41 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("readers") / "packed"
+    folder = tmp_path_factory.mktemp("readers") / "data"
     rf.write(ROWS, folder, shard_bytes=6000, progress=False)
     paths = sorted(map(str, folder.glob("*.arrow")))
     assert len(paths) > 2
     return paths
 
 
-EXPECTED = [plain(row) for row in ROWS]
-
-
-def test_pyarrow_reads_the_shards(shards: list[str]) -> None:
+def by_pyarrow(shards: list[str]) -> pa.Table:
     tables = [pa.ipc.open_file(pa.memory_map(path)).read_all() for path in shards]
     for table in tables:
         table.validate(full=True)
-    assert pa.concat_tables(tables).to_pylist() == EXPECTED
+    return pa.concat_tables(tables)
 
 
-def test_polars_reads_the_shards(shards: list[str]) -> None:
-    frame = polars.concat([polars.read_ipc(path) for path in shards])
-    assert frame.drop("matrix", "frames").to_dicts() == [
-        {name: value for name, value in row.items() if name not in ("matrix", "frames")} for row in EXPECTED
-    ]
-    assert frame["matrix"].to_numpy().tolist() == [row["matrix"] for row in EXPECTED]
-    assert [[list(pair) for pair in frames] for frames in frame["frames"].to_list()] == [
-        row["frames"] for row in EXPECTED
-    ]
-
-
-def test_duckdb_reads_the_shards(shards: list[str]) -> None:
-    batches = pa.concat_tables([pa.ipc.open_file(pa.memory_map(path)).read_all() for path in shards])
+def by_duckdb(shards: list[str], _: Path) -> list[dict[str, Any]]:
     connection = duckdb.connect()
-    connection.register("packed", batches)
-    result = connection.execute("select number, text, image, tokens, frames, matrix from packed order by number")
-    names = [column[0] for column in result.description or []]
-    rows = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
-    for row in rows:
-        row["frames"] = [list(pair) for pair in row["frames"]]
-        row["matrix"] = [list(line) for line in row["matrix"]]
-    assert rows == EXPECTED
+    connection.register("data", by_pyarrow(shards))
+    names = list(ROWS[0])
+    rows = connection.execute(f"select {', '.join(names)} from data order by number").fetchall()
+    return [plain(dict(zip(names, row, strict=True))) for row in rows]
 
 
-def test_hugging_face_datasets_reads_the_shards(shards: list[str], tmp_path: Path) -> None:
-    loaded = datasets.load_dataset("arrow", data_files=shards, split="train", cache_dir=str(tmp_path))
-    assert loaded.to_list() == EXPECTED
+def by_datasets(shards: list[str], cache: Path) -> list[dict[str, Any]]:
+    loaded = datasets.load_dataset("arrow", data_files=shards, split="train", cache_dir=str(cache))
+    return list(loaded.to_list())
+
+
+READERS: dict[str, Callable[[list[str], Path], list[dict[str, Any]]]] = {
+    "pyarrow": lambda shards, _: by_pyarrow(shards).to_pylist(),
+    "polars": lambda shards, _: polars.concat([polars.read_ipc(path) for path in shards]).to_dicts(),
+    "duckdb": by_duckdb,
+    "datasets": by_datasets,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_other_libraries_read_the_shards(reader: str, shards: list[str], tmp_path: Path) -> None:
+    assert READERS[reader](shards, tmp_path) == [plain(row) for row in ROWS]

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.jobs import ENVIRON
+from tests.support.jobs import ENVIRON, until
 
 import rankfeed as rf
 from rankfeed.errors import WriteError
@@ -137,11 +137,7 @@ def test_workers_that_hang_end_with_a_killed_driver(source: rf.Source, tmp_path:
     command = [sys.executable, "-c", HANGING, str(tmp_path / "source"), str(tmp_path / "p"), str(tmp_path)]
     driver = subprocess.Popen(command, env={**ENVIRON, "HANGING_PID": str(told)})
     try:
-        deadline = time.monotonic() + 60
-        while not (told.exists() and told.read_text()):
-            assert driver.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: told.exists() and told.read_text(), driver)
         worker = psutil.Process(int(told.read_text()))
         assert worker.pid != driver.pid
     finally:
