@@ -23,37 +23,20 @@ def doctor(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_a_broken_loader_ends_with_status_1_and_findings_for_machines(tmp_path: Path) -> None:
     done = doctor(tmp_path, "pipeline:train", "--key", "id", "--epochs", "1", "--start-method", "fork", "--json")
-    found = json.loads(done.stdout)
+    told = json.loads(done.stdout)
     assert done.returncode == 1, done.stderr
-    assert (found["sound"], found["verdict"]) == (False, "diseased")
-    assert [each["code"] for each in found["findings"] if each["severity"] == "error"] == ["uneven-steps"]
-    assert found["findings"][0]["remedy"]
-    assert [rank["epochs"][0]["steps"] for rank in found["runs"][0]["by_rank"]] == [5, 4]
+    assert (told["sound"], told["verdict"]) == (False, "diseased")
+    assert [finding["code"] for finding in told["findings"] if finding["severity"] == "error"] == ["uneven-steps"]
+    assert told["findings"][0]["remedy"]
+    assert [rank["epochs"][0]["steps"] for rank in told["runs"][0]["by_rank"]] == [5, 4]
 
 
-def test_what_could_not_be_proven_ends_with_status_3(tmp_path: Path) -> None:
-    done = doctor(
-        tmp_path, "pipeline:train", "--key", "other", "--epochs", "1", "--start-method", "fork", "--json"
-    )
-    found = json.loads(done.stdout)
+def test_what_could_not_be_proven_ends_with_status_3_and_a_remedy_for_people(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "pipeline:train", "--key", "other", "--epochs", "1", "--start-method", "fork")
     assert done.returncode == 3, done.stderr
-    assert (found["sound"], found["verdict"]) == (None, "not proven")
-    assert found["findings"][0]["code"] == "no-ids"
-
-
-@pytest.mark.soak
-def test_what_people_read(tmp_path: Path) -> None:
-    done = doctor(tmp_path, "pipeline:train", "--key", "id", "--start-method", "fork")
-    print(done.stdout)
-    assert done.returncode == 1
-    assert "[uneven-steps]" in done.stdout
+    assert "[no-ids]" in done.stdout
     assert "remedy:" in done.stdout
-    done = doctor(
-        tmp_path, "pipeline.py:train", "--key", "id", "--ranks", "3", "--workers", "0", "--start-method", "fork"
-    )
-    print(done.stdout)
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1].startswith("sound: each rank and worker delivers its share")
+    assert done.stdout.splitlines()[-1].startswith("not proven")
 
 
 def test_arguments_that_cannot_be_meant_end_with_status_2(tmp_path: Path) -> None:

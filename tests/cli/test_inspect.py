@@ -1,40 +1,21 @@
 """inspect and index say what is there: counts that are right, bars that are seen, and nothing run from data."""
 
 import io
-import json
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
+from tests.cli.test_commands import figures, rankfeed
 
 import rankfeed as rf
-from rankfeed.cli.app import app
 from rankfeed.cli.lengths import LOOKS, edges_of, look, runs, summarize
 from rankfeed.cli.render import format_bar, format_bytes
-from rankfeed.errors import RankfeedError
 
-LENGTHS = [int(each) for each in np.random.default_rng(0).gamma(2, 30, 500)]
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(each) for each in arguments])
-
-
-def said(*arguments: object) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def told(*arguments: object) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(said(*arguments, "--json"))
-    return answer
+LENGTHS = [int(length) for length in np.random.default_rng(0).gamma(2, 30, 500)]
 
 
 @pytest.fixture(scope="module")
@@ -66,50 +47,50 @@ def tars(tmp_path: Path) -> Path:
 
 
 def test_inspect_tells_counts_sizes_and_fields_as_they_are(packed: Path) -> None:
-    found, source = told("inspect", packed), rf.open(packed)
-    assert found["format"] == "packed"
-    assert (found["samples"], found["blocks"]) == (500, len(source.blocks))
+    told, source = figures("inspect", packed), rf.open(packed)
+    assert told["format"] == "packed"
+    assert (told["samples"], told["blocks"]) == (500, len(source.blocks))
     blocks = sorted(source.blocks.tolist())
-    assert found["samples_per_block"]["least"] == blocks[0]
-    assert found["samples_per_block"]["median"] in blocks
-    assert found["samples_per_block"]["most"] == blocks[-1]
-    assert found["columns"] == {name: str(field) for name, field in source.fields.items()}
+    assert told["samples_per_block"]["least"] == blocks[0]
+    assert told["samples_per_block"]["median"] in blocks
+    assert told["samples_per_block"]["most"] == blocks[-1]
+    assert told["columns"] == {name: str(field) for name, field in source.fields.items()}
     files = [path for path in packed.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    assert found["on_disk"] == {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
-    assert found["fingerprint"] == source.fingerprint
-    assert found["bytes_of_a_sample"]["x"] == pytest.approx(8 * np.mean(LENGTHS))
-    assert found["bytes_of_a_sample"]["nan"] == 4
+    assert told["on_disk"] == {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
+    assert told["fingerprint"] == source.fingerprint
+    assert told["bytes_of_a_sample"]["x"] == pytest.approx(8 * np.mean(LENGTHS))
+    assert told["bytes_of_a_sample"]["nan"] == 4
 
 
 def test_inspect_tells_the_lengths_that_there_are(packed: Path) -> None:
-    found = told("inspect", packed)
-    assert found["lengths_of_samples"] == 500
-    assert set(found["lengths"]) == {"x", "raw", "text"}
-    lengths = found["lengths"]["x"]
+    told = figures("inspect", packed)
+    assert told["lengths_of_samples"] == 500
+    assert set(told["lengths"]) == {"x", "raw", "text"}
+    lengths = told["lengths"]["x"]
     assert (lengths["least"], lengths["most"]) == (min(LENGTHS), max(LENGTHS))
     assert lengths["mean"] == pytest.approx(np.mean(LENGTHS))
     assert lengths["quantiles"]["50%"] == sorted(LENGTHS)[249]
-    for each in lengths["histogram"]:
-        assert each["count"] == sum(each["from"] <= length <= each["to"] for length in LENGTHS)
-    assert sum(each["count"] for each in lengths["histogram"]) == 500
+    for bar in lengths["histogram"]:
+        assert bar["count"] == sum(bar["from"] <= length <= bar["to"] for length in LENGTHS)
+    assert sum(bar["count"] for bar in lengths["histogram"]) == 500
 
 
 def test_inspect_shows_a_few_samples_by_their_beginnings(packed: Path) -> None:
-    assert told("inspect", packed, "--samples", 0)["examples"] == []
-    examples = told("inspect", packed, "--samples", 4)["examples"]
-    assert [each["sample_id"] for each in examples] == [0, 125, 250, 375]
-    for each in examples:
-        length, values = LENGTHS[each["sample_id"]], each["values"]
-        assert values["y"] == each["sample_id"]
+    assert figures("inspect", packed, "--samples", 0)["examples"] == []
+    examples = figures("inspect", packed, "--samples", 4)["examples"]
+    assert [example["sample_id"] for example in examples] == [0, 125, 250, 375]
+    for example in examples:
+        length, values = LENGTHS[example["sample_id"]], example["values"]
+        assert values["y"] == example["sample_id"]
         assert values["nan"] == "nan"  # which JSON has no number for
         assert values["raw"] == {"bytes": 4 * length, "head": (b"RIFF" * length)[:16].hex()}
         shape = [length, 2]
         assert (values["x"]["dtype"], values["x"]["shape"]) == ("float32", shape)
-        assert values["x"]["first"] == [each["sample_id"] / 2] * min(8, 2 * length)
+        assert values["x"]["first"] == [example["sample_id"] / 2] * min(8, 2 * length)
 
 
 def test_inspect_shows_people_bars_and_values_and_runs_no_command_of_the_data(packed: Path) -> None:
-    output = said("inspect", packed)
+    output = rankfeed("inspect", packed).stdout
     assert "500" in output
     assert "█" in output
     assert "median" in output
@@ -120,9 +101,9 @@ def test_inspect_shows_people_bars_and_values_and_runs_no_command_of_the_data(pa
 
 
 def test_inspect_reads_only_the_columns_asked_for(packed: Path) -> None:
-    found = told("inspect", packed, "--column", "y", "-c", "x")
-    assert list(found["columns"]) == ["y", "x"]
-    assert list(found["lengths"]) == ["x"]
+    told = figures("inspect", packed, "--column", "y", "-c", "x")
+    assert list(told["columns"]) == ["y", "x"]
+    assert list(told["lengths"]) == ["x"]
 
 
 @pytest.mark.parametrize("size", [LOOKS, LOOKS + 1, 10**12])
@@ -141,13 +122,20 @@ def test_rows_that_happen_to_be_of_one_length_are_counted_too() -> None:
 
 @given(lengths=st.lists(st.integers(0, 9) | st.integers(0, 2**40), min_size=1, max_size=50))
 def test_bars_cover_every_length_once(lengths: list[int]) -> None:
-    found = summarize(np.array(lengths))
-    bars = found["histogram"]
+    told = summarize(np.array(lengths))
+    bars = told["histogram"]
     assert [(bar["to"] + 1) for bar in bars[:-1]] == [bar["from"] for bar in bars[1:]]
-    assert bars[0]["from"] <= found["least"] <= found["most"] <= bars[-1]["to"]
+    assert bars[0]["from"] <= told["least"] <= told["most"] <= bars[-1]["to"]
     assert len(bars) <= 16
     for bar in bars:
         assert bar["count"] == sum(bar["from"] <= length <= bar["to"] for length in lengths)
+
+
+def test_bars_have_round_edges() -> None:
+    assert edges_of(3, 96, 50) == [*range(0, 101, 10)]
+    assert edges_of(0, 3000, 9) == [0, *(1 << power for power in range(13))]
+    bars = summarize(np.array([1, 1, 2, 4]))["histogram"]
+    assert bars[:2] == [{"from": 1, "to": 1, "count": 2}, {"from": 2, "to": 2, "count": 1}]
 
 
 @given(least=st.integers(0, 1000), span=st.integers(0, 10**6), median=st.integers(0, 1000))
@@ -170,7 +158,7 @@ def test_sizes_are_short(size: int) -> None:
 
 
 def test_index_makes_what_is_missing_and_reuses_what_is_there(tars: Path) -> None:
-    first = told("index", tars)
+    first = figures("index", tars)
     assert (first["shards"], first["samples"]) == (3, 63)
     assert (first["made"], first["reused"]) == (3, 0)
     assert first["bytes"] == sum(path.stat().st_size for path in tars.glob("*.tar"))
@@ -180,10 +168,10 @@ def test_index_makes_what_is_missing_and_reuses_what_is_there(tars: Path) -> Non
     assert first["index_folders"] == {str(tars): 3}
     with wds.TarWriter(str(tars / "a-001.tar")) as writer:
         writer.write({"__key__": "new", "txt": "x"})
-    again = told("index", tars / "a-{000..002}.tar")
+    again = figures("index", tars / "a-{000..002}.tar")
     assert (again["samples"], again["made"], again["reused"]) == (43, 1, 2)
-    assert told("inspect", tars, "-c", "txt", "--option", "missing=skip")["samples"] == 43
-    output = said("index", *sorted(tars.glob("*.tar")))
+    assert figures("inspect", tars, "-c", "txt", "--option", "missing=skip")["samples"] == 43
+    output = rankfeed("index", *sorted(tars.glob("*.tar"))).stdout
     assert "0 made now, 3 existed" in output
     assert str(tars) in "".join(output.split("\n"))
 
@@ -194,22 +182,22 @@ def test_index_decodes_nothing_and_so_needs_no_leave_for_pickles(tmp_path: Path)
             info = tarfile.TarInfo(name)
             info.size = 4
             archive.addfile(info, io.BytesIO(b"evil"))
-    assert told("index", tmp_path / "a.tar")["samples"] == 2
+    assert figures("index", tmp_path / "a.tar")["samples"] == 2
 
 
 def test_an_index_goes_where_it_is_told_to_if_it_cannot_lie_beside_the_data(
     tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
-    found = told("index", tars, "--cache-dir", tmp_path / "cache")
-    (folder,) = found["index_folders"]
+    told = figures("index", tars, "--cache-dir", tmp_path / "cache")
+    (folder,) = told["index_folders"]
     assert Path(folder).is_relative_to(tmp_path / "cache")
     assert not list(tars.glob("*.rankfeed"))
 
 
 def test_formats_without_an_index_say_so(packed: Path) -> None:
-    assert "packed needs no index" in said("index", packed)
-    assert told("index", packed) == {"format": "packed", "needs_index": False, "samples": 500}
+    assert "packed needs no index" in rankfeed("index", packed).stdout
+    assert figures("index", packed) == {"format": "packed", "needs_index": False, "samples": 500}
 
 
 @pytest.fixture
@@ -221,6 +209,6 @@ def broken(tars: Path) -> Path:
 
 @pytest.mark.parametrize("command", ["inspect", "index"])
 def test_a_damaged_shard_is_named(command: str, tars: Path, broken: Path) -> None:
-    error = run(command, tars).exception
-    assert isinstance(error, RankfeedError)
-    assert broken.name in str(error)
+    done = rankfeed(command, tars)
+    assert done.returncode == 1
+    assert broken.name in done.stderr

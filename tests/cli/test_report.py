@@ -33,7 +33,7 @@ def test_a_data_set_is_planned_its_padding_looked_at_and_drawn(clips: Path, tmp_
     assert told["facts"]["samples"] == 100
     assert "100 deliveries counted: 0 missing, 0 repeated" in page.read_text()
     assert picture.read_bytes()[:4] == b"\x89PNG"
-    charts = {each["title"]: each for each in told["figures"]}
+    charts = {figure["title"]: figure for figure in told["figures"]}
     plan = rf.Plan(100)
     here = rf.Topology(rank=0, world_size=3, local_rank=0, local_world_size=3)
     first = rf.Schedule(plan, batch_size=8, topology=here).batch(0)
@@ -54,7 +54,7 @@ def test_an_audit_a_run_and_rates_are_drawn_on_one_page(tmp_path: Path) -> None:
         *("report", "--audit", tmp_path / "audit.json", "--run", tmp_path / "ledgers"),
         *("--stats", tmp_path / "rank0.jsonl", "--out", tmp_path / "report.html"),
     )
-    titles = [each["title"] for each in told["figures"]]
+    titles = [figure["title"] for figure in told["figures"]]
     assert {"Which launch delivered what", "Samples by epoch", "Samples a second"} <= {*titles}
 
 
@@ -120,7 +120,7 @@ def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path, capsys: pytest
 
 def test_batches_that_may_lack_samples_are_not_proven_in_a_run_and_in_its_rates(tmp_path: Path) -> None:
     def pairs(samples: list[dict[str, int]]) -> dict[str, torch.Tensor]:
-        return {"x": torch.tensor([[each["x"]] * 2 for each in samples]).ravel(), "scale": torch.zeros(1)}
+        return {"x": torch.tensor([[sample["x"]] * 2 for sample in samples]).ravel(), "scale": torch.zeros(1)}
 
     loader = rf.Loader(rf.from_dataset([{"x": i} for i in range(40)]), 8, collate_fn=pairs, audit=tmp_path / "run")
     (tmp_path / "rank0").write_text("".join(json.dumps(loader.stats()) + "\n" for _ in loader))
@@ -128,7 +128,7 @@ def test_batches_that_may_lack_samples_are_not_proven_in_a_run_and_in_its_rates(
     told = json.loads(done.stdout)
     assert done.returncode == 3
     assert told["verdict"] == "not proven"
-    assert [(each["code"], "collate_fn" in each["what"]) for each in told["findings"]] == [
+    assert [(finding["code"], "collate_fn" in finding["what"]) for finding in told["findings"]] == [
         ("rows-not-proven", True)
     ]
     for option, name in (("--run", "run"), ("--stats", "rank0")):
@@ -136,6 +136,6 @@ def test_batches_that_may_lack_samples_are_not_proven_in_a_run_and_in_its_rates(
         told = json.loads(done.stdout)
         assert done.returncode == 3
         assert told["verdict"] == "not proven"
-        codes = [each["code"] for each in told["findings"]]
+        codes = [finding["code"] for finding in told["findings"]]
         assert [code for code in codes if code != "waits-for-data"] == ["rows-not-proven"]
         assert 5 in told["facts"].values() or 40 in told["facts"].values()
