@@ -40,16 +40,16 @@ def digests(samples: Sequence[Any]) -> list[str]:
     return [digest(sample) for sample in samples]
 
 
-def difference(found: Any, expected: Any) -> str | None:
+def difference(result: Any, expected: Any) -> str | None:
     """What differs between two samples, or None."""
-    if digest(found) == digest(expected):
+    if digest(result) == digest(expected):
         return None
-    if not isinstance(found, Mapping) or not isinstance(expected, Mapping) or found.keys() != expected.keys():
-        return f"{_short(found)} instead of {_short(expected)}"
+    if not isinstance(result, Mapping) or not isinstance(expected, Mapping) or result.keys() != expected.keys():
+        return f"{_short(result)} instead of {_short(expected)}"
     return "; ".join(
-        f"{name!r} is {_short(found[name])} instead of {_short(expected[name])}"
+        f"{name!r} is {_short(result[name])} instead of {_short(expected[name])}"
         for name in expected
-        if canonical(found[name]) != canonical(expected[name])
+        if canonical(result[name]) != canonical(expected[name])
     )
 
 

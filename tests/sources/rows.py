@@ -54,10 +54,10 @@ def pieces(rows: Samples) -> list[Samples]:
     return [rows[first:last] for first, last in pairwise([*CUTS[:-1], len(rows)])]
 
 
-def rows_of(found: pa.Table) -> Samples:
+def rows_of(whole: pa.Table) -> Samples:
     """An Arrow table as plain samples, by pyarrow's own Python values."""
-    columns = [[_value(item, one.type) for item in one.to_pylist()] for one in found.columns]
-    return [dict(zip(found.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+    columns = [[_value(item, one.type) for item in one.to_pylist()] for one in whole.columns]
+    return [dict(zip(whole.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _value(value: Any, kind: pa.DataType) -> Any:

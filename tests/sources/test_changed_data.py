@@ -5,8 +5,6 @@ import os
 import pickle
 import random
 import shutil
-import subprocess
-import sys
 import tarfile
 import threading
 from collections import Counter
@@ -20,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.sources import writers
+from tests.support.jobs import run_python
 from tests.support.tables import write_table
 from tests.support.tar import write_tar
 
@@ -628,13 +627,12 @@ for name in names:
 
 
 @pytest.mark.skipif(native_library() is None, reason="needs the native library")
-@pytest.mark.parametrize("left", [0, 600])
+@pytest.mark.parametrize("left", [0, pytest.param(600, marks=pytest.mark.slow)])
 def test_a_file_that_is_truncated_between_its_check_and_its_reading_is_an_error(left: int, tmp_path: Path) -> None:
     """Of every format that is read from mapped files: in place, and decoded by numpy, pyarrow and others."""
     names = ["packed", "arrow_file", "arrow_stream", "arrow_file_lz4", "huggingface", "mds", "webdataset"]
-    names.append("npy_fortran")
+    names += ["npy", "npy_fortran"]
     for name in names:
         writers.make(name, tmp_path / name)
-    command = [sys.executable, "-c", TRUNCATES_BETWEEN_CHECK_AND_READ, str(tmp_path), str(left), *names]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert result.stdout.splitlines() == [f"{name} 0 True" for name in names], result.stderr
+    printed = run_python(TRUNCATES_BETWEEN_CHECK_AND_READ, tmp_path, left, *names)
+    assert printed.splitlines() == [f"{name} 0 True" for name in names]

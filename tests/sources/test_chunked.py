@@ -1,9 +1,7 @@
 """Sources that decode chunks: every row is correct for any cache, and the cache stays within its limit."""
 
 import multiprocessing
-import pickle
 import threading
-import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.jobs import until
 
 import rankfeed as rf
 from rankfeed.columns.columns import ColumnBuffer
@@ -162,8 +161,7 @@ def test_what_is_expected_is_there_when_it_is_read() -> None:
 def test_no_more_is_decoded_ahead_than_fits_though_the_size_of_a_chunk_is_not_known_yet() -> None:
     source = Squares([100] * 16, cache_bytes=2000)
     source.expect(range(0, 1600, 100), ["x"])
-    while source._cache._pending:
-        time.sleep(0.01)
+    until(lambda: not source._cache._pending)
     source._cache._pool.shutdown(wait=True)  # type: ignore[union-attr]
     assert len(source.decoded) <= 2
 
@@ -171,10 +169,7 @@ def test_no_more_is_decoded_ahead_than_fits_though_the_size_of_a_chunk_is_not_kn
 def test_what_is_expected_before_the_size_of_a_chunk_is_known_is_decoded_as_soon_as_it_is() -> None:
     source = Squares([5] * 8)
     source.expect(range(0, 40, 5))
-    deadline = time.monotonic() + 60
-    while len(source.decoded) < 8:
-        assert time.monotonic() < deadline, source.decoded
-        time.sleep(0.01)
+    until(lambda: len(source.decoded) == 8)
     assert Counter(source.decoded) == Counter(range(8))
 
 
@@ -203,24 +198,6 @@ def test_a_damaged_chunk_met_ahead_of_need_is_told_when_it_is_needed() -> None:
         source.fetch([11])
 
 
-def _in_child(source: Squares, queue: Any) -> None:
-    check(source, [3, 77, 12])
-    queue.put(len(source.decoded))
-
-
-def test_a_source_in_use_works_in_a_forked_child() -> None:
-    source = Squares([10] * 10)
-    source.expect([55])
-    check(source, [1, 2, 99])
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    child = context.Process(target=_in_child, args=(source, queue))
-    child.start()
-    assert queue.get(timeout=600) >= 2
-    child.join(600)
-    assert child.exitcode == 0
-
-
 def _finds(cache: ChunkCache, queue: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
         queue.put(list(pool.map(lambda key: cache.find([key], [1]), "abcd")))
@@ -236,13 +213,6 @@ def test_threads_of_a_child_go_on_though_the_parent_held_the_lock() -> None:
         assert queue.get(timeout=600) == [[None]] * 4
     child.join(600)
     assert child.exitcode == 0
-
-
-def test_what_is_decoded_does_not_travel() -> None:
-    source = Squares([1000] * 10)
-    source.fetch(range(10_000))
-    assert len(pickle.dumps(source)) < 2000
-    check(pickle.loads(pickle.dumps(source)), [9999, 0])
 
 
 def test_a_loader_tells_the_source_what_comes(tmp_path: Path) -> None:

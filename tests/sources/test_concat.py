@@ -12,10 +12,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.tables import write_table
-from tests.support.values import column_of, plain, samples_of
+from tests.support.values import plain, samples_of
 
 import rankfeed as rf
-from rankfeed.columns.columns import Column, Columns, Dense, Objects, Ragged, column_from_parts
+from rankfeed.columns.columns import Column, Columns, Dense, Ragged
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.concat import agreed_fields, concat_columns
@@ -76,7 +76,7 @@ def test_every_sample_of_each_source_in_the_order_given(parts: dict[str, rf.Sour
     ids = np.random.default_rng(3).integers(0, 90, 400)
     assert samples_of(source, ids) == [plain(ROWS[row]) for row in ids]
     nested = rf.concat([rf.concat([parts["a"], parts["b"]]), rf.concat([parts["c"]])])
-    assert column_of(nested, "y") == list(range(90))
+    assert samples_of(nested, ids) == [plain(ROWS[row]) for row in ids]
     assert nested.blocks.tolist() == source.blocks.tolist()
 
 
@@ -299,29 +299,6 @@ def test_agreement_holds_every_row_or_is_refused_in_any_order(fields: list[Field
     for slot, array in rows:
         np.testing.assert_array_equal(joined[slot], array)
         assert joined[slot].dtype == array.dtype
-
-
-def test_parts_in_an_order_of_their_own_are_joined_in_the_batchs() -> None:
-    field = Field("dense", "int64")
-    parts = [Dense.of(np.array([1, 2]), np.array([1, 0])), Dense.of(np.array([3]))]
-    one = column_from_parts(field, [part.pointers for part in parts], [np.array([2, 0]), np.array([1])])
-    assert isinstance(one, Dense)
-    joined = concat_columns("x", field, [(one, np.array([3, 1, 0])), (Dense.of(np.array([7])), np.array([2]))])
-    assert isinstance(joined, Dense)
-    assert one.gather().tolist() == [1, 3, 2]
-    assert joined.gather().tolist() == [2, 3, 7, 1]
-
-
-def test_columns_of_different_kinds_do_not_become_one() -> None:
-    with pytest.raises(SourceError, match="'x'"):
-        concat_columns(
-            "x",
-            Field("bytes"),
-            [
-                (Objects([1]), np.array([0])),
-                (Ragged.of([np.zeros(1)]), np.array([1])),
-            ],
-        )
 
 
 class Pictures:

@@ -2,12 +2,13 @@
 
 import pickle
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.sources import writers
 
-from rankfeed.errors import CorruptError, SourceError
+from rankfeed.errors import CorruptError, RankfeedError, SourceError
 
 BY_PATH = [name for name, form in writers.FORMATS.items() if form.opened is None]
 #: Formats whose index lists the files and their sizes.
@@ -31,7 +32,9 @@ def cuts(name: str, content: bytes) -> list[int]:
     return [0, 3, 12, 40, *range(100, size, size // 7), size - 500, size - 9, size - 8, size - 4, size - 1]
 
 
-@pytest.mark.parametrize("name", WITH_AN_END)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "lance" else ()) for name in WITH_AN_END]
+)
 def test_a_file_that_is_cut_anywhere_is_named(name: str, tmp_path: Path) -> None:
     written = writers.make(name, tmp_path / "data")
     path = largest(written.folder)
@@ -49,7 +52,7 @@ def test_a_file_that_is_cut_anywhere_is_named(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", BY_PATH)
-def test_a_file_that_is_removed_or_grew_is_named(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_removed_or_grew_and_a_dataset_that_is_gone_are_named(name: str, tmp_path: Path) -> None:
     written = writers.make(name, tmp_path / "data")
     travelling = pickle.dumps(written.open())
     path = largest(written.folder)
@@ -63,3 +66,7 @@ def test_a_file_that_is_removed_or_grew_is_named(name: str, tmp_path: Path) -> N
         path.write_bytes(content + b"\0")
         with pytest.raises(CorruptError, match=rf"size[\s\S]*{re.escape(path.name)}"):
             written.open()
+    shutil.rmtree(written.folder)
+    with pytest.raises(RankfeedError, match="data"):
+        pickle.loads(travelling).fetch([0]).samples()
+    assert not written.folder.exists()

@@ -5,8 +5,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sources import writers
 from tests.sources.compare import difference, digest, digests
+from tests.support.jobs import run_python
 from tests.support.values import contents
 
 import rankfeed as rf
-from rankfeed.errors import ArgumentError, RankfeedError, SourceError
+from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.paths import natural
 
 #: Opened by other means than by looking at a path.
@@ -305,29 +304,6 @@ def test_other_processes_read_the_same(method: str, made: Made) -> None:
         assert result[item.name] == (everything, sources[item.name].fingerprint), item.name
 
 
-FINGERPRINTS = """
-import sys
-from pathlib import Path
-from tests.sources import writers
-for name in writers.FORMATS:
-    print(name, writers.open_as(name, Path(sys.argv[1]) / name).fingerprint)
-"""
-
-
-def test_the_fingerprint_is_the_same_in_every_run(made: Made) -> None:
-    every = [made(name) for name in writers.FORMATS]
-    command = [sys.executable, "-c", FINGERPRINTS, str(every[0].folder.parent)]
-    root_of_tests = Path(__file__).parents[2]
-    environ = {**os.environ, "PYTHONHASHSEED": "1"}  # another one than that of this process
-    done = subprocess.run(
-        command, cwd=root_of_tests, env=environ, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert dict(line.split() for line in done.stdout.splitlines()) == {
-        item.name: item.open().fingerprint for item in every
-    }
-
-
 def test_reading_leaves_the_data_as_they_were(by_path: Written, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(by_path.folder, tmp_path / "data"))
     before = contents(folder)
@@ -368,18 +344,6 @@ def test_an_epoch_of_two_ranks_has_every_sample_once(written: Written, source: A
     assert result == Counter(enumerate(expected))
 
 
-@pytest.mark.parametrize("name", BY_PATH)
-def test_a_data_set_that_is_gone_is_named(name: str, made: Made, tmp_path: Path) -> None:
-    written = made(name)
-    folder = Path(shutil.copytree(written.folder, tmp_path / "data"))
-    source = written.open(folder)
-    travelling = pickle.dumps(source)
-    shutil.rmtree(folder)
-    with pytest.raises(RankfeedError, match="data"):
-        pickle.loads(travelling).fetch([0]).samples()
-    assert os.listdir(tmp_path) == []
-
-
 CUT = """
 import os, sys
 from pathlib import Path
@@ -405,8 +369,4 @@ def test_files_cut_while_they_are_open_do_not_end_the_process(made: Made, tmp_pa
     names = [name for name in BY_PATH if name not in WHOLE]  # PyTorch maps those itself
     for name in names:
         shutil.copytree(made(name).folder, tmp_path / name)
-    command = [sys.executable, "-c", CUT, str(tmp_path), *names]
-    root_of_tests = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root_of_tests, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, (done.stdout, done.stderr)
-    assert done.stdout.split("\n")[:-1] == [f"{name} lives" for name in names]
+    assert run_python(CUT, tmp_path, *names).splitlines() == [f"{name} lives" for name in names]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.sources import writers
 
 import rankfeed as rf
-from rankfeed.errors import ArgumentError, MissingExtraError, SourceError
+from rankfeed.errors import MissingExtraError, SourceError
 from rankfeed.sources.extras import need
 from rankfeed.sources.paths import braces, common_root, expand, files_in, natural
 
@@ -46,16 +46,6 @@ def test_ranges_keep_their_width_and_direction(first: int, last: int, width: int
 def test_the_first_brace_varies_slowest() -> None:
     assert list(braces("{a,b}-{08..10}")) == ["a-08", "a-09", "a-10", "b-08", "b-09", "b-10"]
     assert list(braces("plain{}")) == ["plain{}"]
-
-
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    touch(tmp_path, "a-0", "a-2")
-    with pytest.raises(SourceError, match="a-1"):
-        expand(f"{tmp_path}/a-{{0..2}}")
-    with pytest.raises(SourceError, match=r"matches the pattern.*\n.*b-\*"):
-        expand(f"{tmp_path}/b-*")
-    with pytest.raises(ArgumentError, match="too many"):
-        expand("x{0..99999999999}")
 
 
 def test_hidden_files_are_no_data(tmp_path: Path) -> None:

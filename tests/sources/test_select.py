@@ -1,5 +1,6 @@
 """A selection holds exactly the samples asked for, in the order asked for, in little memory."""
 
+import itertools
 import pickle
 from typing import Any
 
@@ -14,8 +15,7 @@ import rankfeed as rf
 from rankfeed.columns.columns import Columns, Dense
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError, TransformError
-from rankfeed.sources.selection import Indices, block_sizes, compose, indices_of
-from rankfeed.sources.source import starts_of
+from rankfeed.sources.selection import indices_of
 
 SIZE = 120
 
@@ -75,11 +75,17 @@ def selections(draw: Any) -> Any:
     return (chosen if kind == "slice" else ids), list(ids)
 
 
-@given(first=selections(), data=st.data())
-def test_every_sample_asked_for_once_and_in_that_order(first: Any, data: Any) -> None:
+BLOCKS = st.lists(st.integers(0, 15), max_size=8).map(lambda sizes: [*sizes, SIZE - sum(sizes)])
+
+
+@given(first=selections(), blocks=BLOCKS, data=st.data())
+def test_every_sample_asked_for_once_and_in_that_order(first: Any, blocks: list[int], data: Any) -> None:
     chosen, ids = first
-    source = Numbers([50, 1, 0, 60, 9])
+    source = Numbers(blocks)
     selected = source.select(chosen)
+    # Neighbours within a block of the source are a block.
+    origins = np.repeat(np.arange(len(blocks)), blocks)[ids].tolist()
+    assert selected.blocks.tolist() == [len(list(block)) for _, block in itertools.groupby(origins)]
     assert len(selected) == len(ids)
     assert column_of(selected, "x") == ids
     assert [int(sample["square"]) for sample in selected] == [sample_id * sample_id for sample_id in ids]
@@ -103,49 +109,6 @@ def test_a_selection_of_a_selection_is_one_of_the_source(first: Any, second: Any
     assert inner.source is source
     assert column_of(inner, "x") == expected
     assert inner.fingerprint == source.select(expected).fingerprint
-
-
-IDS = st.lists(st.integers(0, 99), min_size=1, max_size=99, unique=True)
-
-
-@given(
-    ids=IDS | IDS.map(sorted),
-    blocks=st.lists(st.integers(0, 30), max_size=8).map(lambda sizes: [*sizes, max(0, 100 - sum(sizes))]),
-)
-def test_blocks_are_neighbours_within_a_block_of_the_source(ids: list[int], blocks: list[int]) -> None:
-    _check_blocks(indices_of(np.array(ids)), blocks)
-
-
-@given(
-    start=st.integers(0, 99),
-    step=st.integers(-40, 40).filter(bool),
-    blocks=st.lists(st.integers(0, 30), max_size=8).map(lambda sizes: [*sizes, max(0, 100 - sum(sizes))]),
-)
-def test_blocks_of_equal_steps_are_counted_without_listing_them(start: int, step: int, blocks: list[int]) -> None:
-    ids = range(start, 100 if step > 0 else -1, step)
-    _check_blocks(indices_of(ids), blocks)
-
-
-def _check_blocks(indices: Indices, blocks: list[int]) -> None:
-    of_sample = np.repeat(np.arange(len(blocks)), blocks)[indices.ids(np.arange(len(indices)))]
-    expected = [0]
-    for before, after in zip([of_sample[0], *of_sample], of_sample, strict=False):
-        expected = [*expected[:-1], expected[-1] + 1] if before == after else [*expected, 1]
-    assert block_sizes(indices, starts_of(blocks)).tolist() == expected
-
-
-@given(ids=IDS, stretches=st.booleans())
-def test_the_form_changes_nothing_of_the_ids(ids: list[int], stretches: bool) -> None:
-    if stretches:  # each becomes a few in a row
-        ids = [10 * sample_id + more for sample_id in ids for more in range(sample_id % 9 + 1)]
-    indices = indices_of(np.array(ids))
-    assert indices.ids(np.arange(len(indices))).tolist() == ids
-    assert len(indices) == len(ids)
-    assert indices.ids(np.array([len(ids) - 1, 0])).tolist() == [ids[-1], ids[0]]
-    assert indices.digest == pickle.loads(pickle.dumps(indices)).digest
-    shifted = compose(indices_of(range(7, 10**6)), indices)
-    assert shifted.ids(np.arange(len(shifted))).tolist() == [sample_id + 7 for sample_id in ids]
-    assert shifted.digest == indices_of(np.array(ids) + 7).digest
 
 
 @pytest.mark.parametrize(

@@ -57,18 +57,6 @@ def test_every_sample_is_what_arrow_gives_whatever_the_record_batches(
     assert samples_of(source, order) == [expected[row] for row in order.tolist()]
 
 
-def test_columns_are_what_their_arrow_type_says(tmp_path: Path) -> None:
-    write(tmp_path / "t.arrow", cut(table_of_all_types(9), 9))
-    fields = rf.open(tmp_path / "t.arrow").fields
-    assert {name: str(field) for name, field in fields.items()} == {
-        "x": "float32", "n": "int64", "small": "uint8", "half": "float16", "flag": "bool", "text": "str",
-        "large": "str", "raw": "bytes", "ragged": "int32[*]", "wide": "float64[*]", "vector": "float32[3]",
-        "matrix": "int16[3, 2]", "rows": "float32[*, 2]", "deep": "object", "words": "object", "kind": "str",
-        "when": "int64", "day": "int64", "price": "float64", "pair.a": "int8", "pair.b.c": "str",
-        "nothing": "object", "more": "bytes",
-    }  # fmt: skip
-
-
 def test_only_columns_that_are_stored_as_they_are_need_no_decoding(tmp_path: Path) -> None:
     names, batches = ["text", "ragged", "x"], cut(table_of_all_types(50), 20, 30)
     write(tmp_path / "plain.arrow", [batch.select(names) for batch in batches])

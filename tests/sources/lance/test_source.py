@@ -3,8 +3,6 @@
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
@@ -16,8 +14,8 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from lance.blob import blob_array, blob_field
+from tests.support.jobs import run_python
 from tests.support.values import samples_of
 
 import rankfeed as rf
@@ -25,7 +23,7 @@ from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.lance import lance_source as source_module
 from rankfeed.sources.lance import process as lance_process
 from rankfeed.sources.lance.lance_source import LanceSource
-from rankfeed.sources.lance.process import TableHandle, inspect_table
+from rankfeed.sources.lance.process import TableHandle
 
 SIZES = [40, 1, 130, 64, 7, 90]
 
@@ -95,7 +93,18 @@ def test_long_ranges_and_single_rows_are_the_same_rows(
     assert np.diff(taken["tokens"].offsets).tolist() == [len(expected[sample_id]["tokens"]) for sample_id in ids]
 
 
-@pytest.mark.parametrize("condition", ["id % 5 = 0", "id % 90 = 1", "id >= 60 AND id < 175"])
+#: Each table that is opened starts a process.
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "id % 5 = 0",
+        pytest.param("id % 90 = 1", marks=SLOW),
+        pytest.param("id >= 60 AND id < 175", marks=SLOW),
+    ],
+)
 def test_a_filter_lets_through_what_lance_lets_through(pristine: Path, condition: str) -> None:
     source = rf.open(pristine, filter=condition, columns=["id", "text"])
     expected = lance.dataset(pristine).to_table(["id", "text"], filter=condition).to_pylist()
@@ -139,7 +148,7 @@ def blobs(count: int) -> list[bytes]:
     return [bytes([row]) * (row * 700) for row in range(count)]
 
 
-@pytest.mark.parametrize("encoding", ["1", "2"])
+@pytest.mark.parametrize("encoding", [pytest.param("1", marks=SLOW), "2"])
 def test_blobs_are_read_for_the_rows_asked_for_alone(
     tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,20 +192,12 @@ def test_a_null_blob_names_its_row_or_is_masked(tmp_path: Path) -> None:
     assert samples_of(masked, [0], ["image_valid"]) == [{"image_valid": True}]
 
 
-@pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("cache_bytes", [0, pytest.param(1 << 30, marks=SLOW)])
 def test_a_null_among_filtered_rows_names_the_row_of_the_table(cache_bytes: int, tmp_path: Path) -> None:
     lance.write_dataset(pa.table({"x": [1, 2, None]}), tmp_path / "n")
     source = rf.open(tmp_path / "n", filter="x is null or x = 2", cache_bytes=cache_bytes)
     with pytest.raises(SourceError, match=r"null[\s\S]*version 1, [a-z 0]*, row 2, column 'x'"):
         source.fetch([1])
-
-
-def delivered(batches: Iterable[Any]) -> Counter[int]:
-    return Counter(
-        int(item)
-        for batch in batches
-        for item in (batch["id"].tolist() if isinstance(batch, dict) else [one["id"] for one in batch])
-    )
 
 
 def test_opening_leaves_the_process_fit_to_be_forked(pristine: Path) -> None:
@@ -205,10 +206,7 @@ def test_opening_leaves_the_process_fit_to_be_forked(pristine: Path) -> None:
         "source = rf.open(sys.argv[1]); source.blocks, source.fingerprint, len(source)\n"
         "print('lance' in sys.modules); source[0]; print('lance' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, pristine], capture_output=True, text=True, check=True, timeout=600
-    )
-    assert done.stdout.split() == ["False", "True"]
+    assert run_python(program, pristine).split() == ["False", "True"]
 
 
 def test_what_is_read_after_an_interrupt_is_what_was_asked_for(
@@ -271,14 +269,13 @@ for name in ("_opened", "__init__", "call", "send" if way == "isolated" else "in
 """
 
 
-@pytest.mark.parametrize("way", ["direct", "isolated", "blobs"])
+@pytest.mark.parametrize("way", ["direct", *(pytest.param(way, marks=SLOW) for way in ("isolated", "blobs"))])
 def test_a_signal_handler_reads_while_its_thread_opens_or_reads_the_table(way: str, tmp_path: Path) -> None:
     path = tmp_path / "t.lance"
     field = pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
     table = pa.table([range(30), pa.array(blobs(30))], schema=pa.schema([pa.field("id", pa.int64()), field]))
     lance.write_dataset(table, path)
-    command = [sys.executable, "-c", HANDLER, str(path), way]
-    subprocess.run(command, check=True, timeout=120)
+    run_python(HANDLER, path, way)
 
 
 def test_a_forked_child_keeps_the_table_of_its_parent_and_opens_its_own(source: LanceSource) -> None:
@@ -291,28 +288,6 @@ def test_a_forked_child_keeps_the_table_of_its_parent_and_opens_its_own(source: 
             is_kept = any(each is table for each in lance_process._ABANDONED)
             os._exit(0 if is_kept and handle._open is None and not handle._lock.locked() else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def stock(source: LanceSource, method: str, times: int = 1) -> None:
-    expected = delivered([source.fetch(range(len(source))).samples()])
-    for _ in range(times):
-        loader: Any = torch.utils.data.DataLoader(
-            source,  # type: ignore[arg-type]
-            batch_size=16,
-            num_workers=2,
-            shuffle=True,
-            multiprocessing_context=method,
-            collate_fn=list,
-            timeout=100,
-        )
-        assert delivered(loader) == expected
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_twenty_times_every_row_once_under_every_start_method(source: LanceSource, method: str) -> None:
-    stock(source, method, 20)
 
 
 def test_a_version_that_is_cleaned_up_is_named(folder: Path) -> None:
@@ -329,7 +304,7 @@ def test_a_version_that_is_cleaned_up_is_named(folder: Path) -> None:
         rf.open(folder, version=source.version)
 
 
-@pytest.mark.parametrize("change", [1, -1000])
+@pytest.mark.parametrize("change", [1, pytest.param(-1000, marks=SLOW)])
 def test_a_data_file_of_another_size_is_named_with_its_fragment(folder: Path, change: int) -> None:
     fragment = lance.dataset(folder).get_fragments()[2].metadata
     path = folder / "data" / fragment.files[0].path
@@ -381,13 +356,6 @@ def test_another_table_in_its_place_is_not_read_on_with(folder: Path) -> None:
     write(folder)
     with pytest.raises(SourceError, match=r"replaced[\s\S]*version 7"):
         pickle.loads(travelling).fetch([0])
-
-
-def test_facts_say_what_there_is(pristine: Path) -> None:
-    result = inspect_table(str(pristine), 7, "id = 50")
-    assert result.fragments.tolist() == [0, 1, 2, 3, 4, 5]
-    assert result.chosen is not None
-    assert lance.dataset(pristine).take(result.chosen, ["id"])["id"].to_pylist() == [50]
 
 
 def test_an_encoding_without_a_proper_name_is_told_before_lance_ends_the_process(

@@ -61,15 +61,6 @@ def sample(i: int) -> dict[str, Any]:
 ROWS = [sample(i) for i in range(60)]
 
 
-def difference(found: dict[str, Any], expected: dict[str, Any]) -> str | None:
-    """What differs; decimals and JSON by what they print, since neither is an array."""
-    assert (type(found["exact"]), type(found["notes"])) == (Decimal, dict)
-    ours, theirs = (
-        {**item, "exact": str(item["exact"]), "notes": repr(item["notes"])} for item in (found, expected)
-    )
-    return compare.difference(ours, theirs)
-
-
 COMPRESSIONS = [None, "zstd", "zstd:7", "gz", "bz2", "br", "snappy"]
 
 
@@ -104,7 +95,7 @@ def test_every_sample_is_what_its_own_reader_gives(
     assert len(source) == len(expected) == 60
     order = np.random.default_rng(0).permutation(60)
     for i, result in zip(order.tolist(), source.fetch(order).samples(), strict=True):
-        assert difference(result, expected[i]) is None
+        assert compare.difference(result, expected[i]) is None
     assert list(source.fields) == sorted(COLUMNS)
     assert (source.decoded_bytes > 0) == (compression is not None)
     assert int(source.blocks.sum()) == 60
@@ -240,8 +231,6 @@ def shard(**changes: Any) -> Callable[[list[dict[str, Any]]], Any]:
     ("change", "error", "message"),
     [
         (raw(bytes=5), CorruptError, r"another size[\s\S]*shard\.00001"),
-        (raw(basename="../x.mds"), UnsafeError, r"outside[\s\S]*\.\./x\.mds"),
-        (raw(basename="/etc/passwd"), UnsafeError, r"outside[\s\S]*/etc/passwd"),
         (raw(basename="gone.mds"), CorruptError, r"missing[\s\S]*gone\.mds"),
         (shard(samples=61), CorruptError, r"shard\.00001[\s\S]*fetch the file"),
         (shard(samples=2**31), CorruptError, r"shard\.00001"),

@@ -1,10 +1,7 @@
 """Parquet is read as its own libraries read it, in any order; damage is an error that names the place."""
 
-import datetime
-import decimal
 import itertools
 import pickle
-import subprocess
 import sys
 import threading
 import time
@@ -25,6 +22,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sources.all_types import as_samples, table_of_all_types
+from tests.support.jobs import run_python
 from tests.support.memory import peak
 from tests.support.tables import write_table
 from tests.support.values import plain, samples_of
@@ -39,52 +38,6 @@ from rankfeed.sources.parquet.parquet_source import ParquetSource
 ROWS = 700
 
 
-def table_of(rows: int, start: int = 0) -> pa.Table:
-    if not rows:
-        return table_of(1).slice(1)  # so that types are what they are with rows
-    ids = range(start, start + rows)
-    return pa.table(
-        {
-            "id": pa.array(ids, pa.int64()),
-            "small": pa.array([i % 100 for i in ids], pa.int8()),
-            "real": pa.array([i / 8 for i in ids], pa.float32()),
-            "flag": [i % 3 == 0 for i in ids],
-            "text": [f"é{i}" * (i % 4) for i in ids],
-            "raw": [bytes([i % 256]) * (i % 5) for i in ids],
-            "kind": pa.array([f"kind {i % 5}" for i in ids]).dictionary_encode(),
-            "tokens": pa.array([list(range(i % 7)) for i in ids], pa.list_(pa.int32())),
-            "pair": pa.array([[i, -i] for i in ids], pa.list_(pa.int16(), 2)),
-            "frames": pa.array([[[i, 1.5]] * (i % 3) for i in ids], pa.list_(pa.list_(pa.float32(), 2))),
-            "deep": pa.array([[[i] * j for j in range(i % 3)] for i in ids], pa.list_(pa.list_(pa.int64()))),
-            "inner": pa.array([{"x": i, "name": str(i)} for i in ids]),
-            "price": pa.array([decimal.Decimal(i) / 4 for i in ids], pa.decimal128(12, 2)),
-            "when": pa.array([datetime.datetime(2024, 1, 1) + datetime.timedelta(hours=i) for i in ids]),
-            "day": pa.array([datetime.date(2024, 1, 1) + datetime.timedelta(i) for i in ids]),
-        }
-    )
-
-
-def expected_of(table: pa.Table) -> list[dict[str, Any]]:
-    """The samples that a table makes, from pyarrow's own Python values."""
-    epoch = datetime.datetime(1970, 1, 1)
-    samples = []
-    for row in table.to_pylist():
-        sample: dict[str, Any] = {}
-        for name, value in row.items():
-            if isinstance(value, dict):
-                sample.update({f"{name}.{inner}": item for inner, item in value.items()})
-            elif isinstance(value, decimal.Decimal):
-                sample[name] = float(value)
-            elif isinstance(value, datetime.datetime):
-                sample[name] = (value - epoch) // datetime.timedelta(microseconds=1)
-            elif isinstance(value, datetime.date):
-                sample[name] = (value - epoch.date()).days
-            else:
-                sample[name] = value
-        samples.append(sample)
-    return samples
-
-
 def write(table: pa.Table, path: Path, **options: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path, **{"write_page_checksum": True, **options})
@@ -95,34 +48,47 @@ def write(table: pa.Table, path: Path, **options: Any) -> Path:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three files with row groups of unequal sizes, an empty one among them; 700 rows."""
     folder = tmp_path_factory.mktemp("data")
-    write(table_of(300), folder / "part-2.parquet", row_group_size=70)
-    with pq.ParquetWriter(folder / "part-9.parquet", table_of(1).schema, write_page_checksum=True) as writer:
+    write(table_of_all_types(300), folder / "part-2.parquet", row_group_size=70)
+    with pq.ParquetWriter(
+        folder / "part-9.parquet", table_of_all_types(1).schema, write_page_checksum=True
+    ) as writer:
         for rows, start in ((1, 300), (0, 301), (199, 301)):
-            writer.write_table(table_of(rows, start))
+            writer.write_table(table_of_all_types(rows, start))
     write(
-        table_of(200, 500), folder / "part-10.parquet", row_group_size=64, compression="zstd", data_page_size=512
+        table_of_all_types(200, 500),
+        folder / "part-10.parquet",
+        row_group_size=64,
+        compression="zstd",
+        data_page_size=512,
     )
-    write(table_of(5), folder / "_metadata-of-no-use.parquet")
-    write(table_of(5), folder / ".hidden.parquet")
+    write(table_of_all_types(5), folder / "_metadata-of-no-use.parquet")
+    write(table_of_all_types(5), folder / ".hidden.parquet")
     return folder
-
-
-@pytest.fixture(params=["whole row groups", "parts of them"])
-def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "parts of them":
-        in_parts(monkeypatch)
 
 
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "_PART_BYTES", 2000)
 
 
-@pytest.mark.parametrize("cache_bytes", [0, 30_000, 1 << 30])
-def test_samples_are_what_pyarrow_reads_in_any_order(cache_bytes: int, folder: Path, cut: None) -> None:
+@pytest.mark.parametrize(
+    ("cache_bytes", "are_cut"),
+    [
+        (30_000, True),
+        (1 << 30, False),
+        *(pytest.param(0, are_cut, marks=pytest.mark.slow) for are_cut in (True, False)),
+        pytest.param(1 << 30, True, marks=pytest.mark.slow),
+        pytest.param(30_000, False, marks=pytest.mark.slow),
+    ],
+)
+def test_samples_are_what_pyarrow_reads_in_any_order(
+    cache_bytes: int, are_cut: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if are_cut:  # row groups
+        in_parts(monkeypatch)
     source = ParquetSource(folder, cache_bytes=cache_bytes)
     assert source.blocks.tolist() == [70, 70, 70, 70, 20, 1, 0, 199, 64, 64, 64, 8]
-    expected = expected_of(pa.concat_tables(pq.read_table(folder / f"part-{part}.parquet") for part in (2, 9, 10)))
-    assert expected == expected_of(table_of(ROWS))
+    expected = as_samples(pa.concat_tables(pq.read_table(folder / f"part-{part}.parquet") for part in (2, 9, 10)))
+    assert expected == as_samples(table_of_all_types(ROWS))
     assert samples_of(source) == expected
     rng = np.random.default_rng(cache_bytes)
     for order in (rng.permutation(ROWS)[:200], np.arange(ROWS)[::-1], rng.integers(0, ROWS, 200), np.full(3, 699)):
@@ -141,9 +107,11 @@ def damaged(path: Path, group: int, column: int) -> Path:
 
 
 def test_columns_that_are_not_requested_may_be_unreadable(tmp_path: Path) -> None:
-    path = write(table_of(50).select(["id", "text", "inner"]), tmp_path / "t.parquet", use_dictionary=False)
+    path = write(
+        table_of_all_types(50).select(["n", "text", "pair"]), tmp_path / "t.parquet", use_dictionary=False
+    )
     damaged(path, 0, 1)
-    assert samples_of(rf.open(path, columns=["inner.x", "id"]), [49]) == [{"inner.x": 49, "id": 49}]
+    assert samples_of(rf.open(path, columns=["pair.a", "n"]), [49]) == [{"pair.a": 49, "n": -49}]
     with pytest.raises(CorruptError, match=r"t\.parquet, row group 0"):
         rf.open(path)[0]
 
@@ -167,21 +135,6 @@ def test_folders_called_key_value_are_columns(tmp_path: Path) -> None:
     one = sorted((tmp_path / "hive" / "year=2021").rglob("*.parquet"))
     assert set(np.unique(rf.open([str(path) for path in one]).fetch([0, 1])["year"].gather())) == {2021}
     assert list(rf.open(tmp_path / "hive", columns=["year"])[0]) == ["year"]
-
-
-def test_polars_and_duckdb_partitions_read_alike(tmp_path: Path) -> None:
-    frame = pl.DataFrame({"x": list(range(40)), "k": [i % 4 for i in range(40)]})
-    expected = Counter(map(tuple, frame.rows()))
-    relation = frame.to_arrow()
-    duckdb.sql(f"COPY relation TO '{tmp_path}/duck' (FORMAT parquet, PARTITION_BY (k))")
-    assert relation.num_rows == 40
-    for value in range(4):
-        path = tmp_path / "polars" / f"k={value}" / "0.parquet"
-        path.parent.mkdir(parents=True)
-        frame.filter(pl.col("k") == value).write_parquet(path)  # with the column itself in the file, too
-    for name in ("duck", "polars"):
-        source = rf.open(tmp_path / name)
-        assert Counter((row["x"], row["k"]) for row in samples_of(source)) == expected
 
 
 def test_a_column_that_contradicts_its_folder_is_an_error(tmp_path: Path) -> None:
@@ -362,7 +315,7 @@ LISTS = pa.table(
 def test_list_columns_are_read_in_any_order(columns: tuple[str, ...], tmp_path: Path) -> None:
     write(LISTS, tmp_path / "a.parquet")
     write(LISTS.select(LISTS.column_names[::-1]), tmp_path / "b.parquet")
-    expected = expected_of(LISTS) * 2
+    expected = as_samples(LISTS) * 2
     names = [name for column in columns for name in (["s.p", "s.q"] if column == "s" else [column])]
     opened = rf.open(tmp_path, columns=names)
     assert list(opened.fields) == names
@@ -419,7 +372,7 @@ def test_a_flipped_bit_is_an_error_of_its_own_row_group_and_column(
 
 def test_encrypted_files_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "e.parquet"
-    content = write(table_of(3), path).read_bytes()
+    content = write(table_of_all_types(3), path).read_bytes()
     path.write_bytes(b"PARE" + content[4:-4] + b"PARE")
     with pytest.raises(SourceError, match=r"encrypted[\s\S]*e\.parquet[\s\S]*decrypt"):
         rf.open(path)
@@ -427,9 +380,10 @@ def test_encrypted_files_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_file_that_lists_the_rows_of_others_is_no_data(tmp_path: Path) -> None:
     metadata: list[Any] = []
-    pq.write_table(table_of(5).select(["id"]), tmp_path / "a.parquet", metadata_collector=metadata)
+    table = pa.table({"id": range(5)})
+    pq.write_table(table, tmp_path / "a.parquet", metadata_collector=metadata)
     metadata[0].set_file_path("a.parquet")
-    pq.write_metadata(table_of(5).select(["id"]).schema, tmp_path / "_metadata", metadata_collector=metadata)
+    pq.write_metadata(table.schema, tmp_path / "_metadata", metadata_collector=metadata)
     assert samples_of(rf.open(tmp_path), [4]) == [{"id": 4}]
     with pytest.raises(SourceError, match=r"row groups of other files[\s\S]*_metadata[\s\S]*open its folder"):
         rf.open(tmp_path / "_metadata")
@@ -523,7 +477,7 @@ def test_any_schema_in_any_row_groups_reads_as_pyarrow_reads_it(
     )
     source = rf.open(path)
     ids = data.draw(st.lists(st.integers(0, rows - 1), max_size=20))
-    expected = expected_of(pq.read_table(path))
+    expected = as_samples(pq.read_table(path))
     assert samples_of(source, ids) == [expected[sample_id] for sample_id in ids]
     assert source.blocks.sum() == rows
 
@@ -531,7 +485,7 @@ def test_any_schema_in_any_row_groups_reads_as_pyarrow_reads_it(
 # Damage.
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_damaged_dictionary_header_gives_no_index_beyond_the_dictionary(tmp_path: Path, groups: int) -> None:
     table = pa.table({"kind": pa.array(["cat", "dog"] * 10 + ["bird"] * 20).dictionary_encode()})
     path = write(table, tmp_path / "t.parquet", row_group_size=40 // groups)
@@ -553,10 +507,10 @@ def test_a_damaged_dictionary_header_gives_no_index_beyond_the_dictionary(tmp_pa
 
 
 def test_small_row_groups_are_decoded_together_and_stay_blocks(tmp_path: Path) -> None:
-    source = ParquetSource(write(table_of(500), tmp_path / "t.parquet", row_group_size=5))
+    source = ParquetSource(write(table_of_all_types(500), tmp_path / "t.parquet", row_group_size=5))
     assert source.blocks.tolist() == [5] * 100
     assert len(source._parts) == 1
-    assert samples_of(source) == expected_of(table_of(500))
+    assert samples_of(source) == as_samples(table_of_all_types(500))
 
 
 def test_each_list_column_is_compared_with_its_own_number_of_values(tmp_path: Path) -> None:
@@ -755,7 +709,8 @@ UNWRITABLE = {"t.csv": "struct", "t.lance": "column"}
 @pytest.mark.parametrize(
     ("container", "duplicate"),
     [
-        (container, duplicate)
+        # To open a Lance table starts a process.
+        pytest.param(container, duplicate, marks=pytest.mark.slow if container == "t.lance" else ())
         for container in ("t.parquet", "t.arrow", "t.feather", "t.hf", "t.lance", "t.csv")
         for duplicate in NAMELESS
         if UNWRITABLE.get(container, "nothing") not in duplicate
@@ -828,12 +783,11 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, ...]]:
         ("bytes", False, None, 2),
         ("bytes", True, None, 2),
         # One more batch of these columns is read first, to see how large their values are.
-        ("fixed", True, None, 4),
-        ("nested", True, None, 4),
+        *(pytest.param(kind, True, None, 4, marks=pytest.mark.slow) for kind in ("fixed", "nested")),
         ("lists", "global", None, 4),
         # The row group has 30 MiB.
         ("bytes", True, 8 << 20, 24),
-        ("lists", "global", 8 << 20, 24),
+        pytest.param("lists", "global", 8 << 20, 24, marks=pytest.mark.slow),
     ],
 )
 def test_a_row_group_of_large_rows_is_decoded_few_times_for_any_order(
@@ -843,7 +797,7 @@ def test_a_row_group_of_large_rows_is_decoded_few_times_for_any_order(
     options: dict[str, Any] = {"cache_bytes": cache_bytes} if cache_bytes else {}
     source = rf.open(write(table, tmp_path / "t.parquet"), **options)
     name = "x.x" if kind == "nested" else "x"
-    expected = [row[name] for row in expected_of(table.select(["x"]))]
+    expected = [row[name] for row in as_samples(table.select(["x"]))]
     for workers in (0, 0 if cache_bytes else 2):
         seen: list[int] = []
         fresh = pickle.loads(pickle.dumps(source))
@@ -910,14 +864,6 @@ def test_single_large_rows_are_kept_on_the_way_to_others(
     assert decodes[0,] <= 8
 
 
-def test_large_rows_of_several_row_groups_are_read_by_workers(tmp_path: Path) -> None:
-    path = write(large_rows("bytes"), tmp_path / "t.parquet", row_group_size=LARGE_ROWS // 3)
-    source = rf.open(path, cache_bytes=8 << 20)
-    for options in ({"num_workers": 3}, {"num_workers": 2, "worker_kind": "process"}):
-        loader = rf.Loader(source, 8, shuffle=True, topology=rf.Topology(), **options)  # type: ignore[arg-type]
-        assert Counter(i for batch in loader for i in batch["id"].tolist()) == Counter(range(LARGE_ROWS))
-
-
 @pytest.mark.parametrize("expanding", [False, True])
 def test_text_stays_a_dictionary_only_if_that_is_smaller(expanding: bool, tmp_path: Path) -> None:
     values = [f"{i}" * 2500 for i in range(4000)]
@@ -962,13 +908,11 @@ os._exit(0)  # buffers of a pool must not be freed after it
 """.replace("ROWS", str(LARGE_ROWS))
 
 
-@pytest.mark.parametrize("kind", ["bytes", "lists"])
+@pytest.mark.parametrize("kind", ["bytes", pytest.param("lists", marks=pytest.mark.slow)])
 def test_large_rows_take_the_cache_besides_what_pyarrow_needs(kind: str, tmp_path: Path) -> None:
     path = write(large_rows(kind), tmp_path / "t.parquet")
     cache_bytes, batches = 8 << 20, 4 * 8 * LARGE_ROW  # two that are decoded, and two of the loader
-    command = [sys.executable, "-c", PEAKS, str(path), str(cache_bytes)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
-    needed, in_order, shuffled, in_order_with_all_pages = map(int, output.split())
+    needed, in_order, shuffled, in_order_with_all_pages = map(int, run_python(PEAKS, path, cache_bytes).split())
     assert in_order <= needed + cache_bytes + batches
     # Several row groups, or places in one, are kept open if their pages are small.
     assert shuffled <= needed + (0 if kind == "bytes" else cache_bytes) + cache_bytes + batches

@@ -297,13 +297,6 @@ def test_what_is_not_of_graphs_is_left_alone() -> None:
         rf.from_dataset([1, 2], follow_batch=["x"])
 
 
-def test_a_source_of_graphs_is_a_data_set_for_pygs_own_loader() -> None:
-    dataset = in_memory([graph(number) for number in range(9)])
-    source = rf.from_dataset(dataset)
-    for ours, theirs in zip(DataLoader(source, 4, num_workers=2), DataLoader(dataset, 4), strict=True):
-        assert_same_batch(ours, theirs)
-
-
 # Loading.
 
 
@@ -357,10 +350,11 @@ def test_a_stock_data_loader_reads_in_processes_of_either_kind(method: str, tmp_
     assert len(disk) == 8  # its database is open here, and must not be used there
     sources = [rf.from_dataset(disk), rf.from_dataset(in_memory(graphs)), rf.open(saved(tmp_path, graphs))]
     together: Any = torch.utils.data.ConcatDataset(sources)
-    loader: Any = torch.utils.data.DataLoader(
-        together, batch_size=3, num_workers=1, multiprocessing_context=method, collate_fn=list
-    )
-    assert [int(one.y) for batch in loader for one in batch] == 3 * list(range(8))
+    loader = DataLoader(together, 3, num_workers=1, multiprocessing_context=method)
+    whole = DataLoader(graphs * 3, 3)
+    for ours, theirs in zip(loader, whole, strict=True):
+        assert ours.y.tolist() == theirs.y.tolist()
+        assert torch.equal(ours.x, theirs.x)
 
 
 def test_a_row_that_only_fills_is_marked() -> None:
@@ -368,19 +362,6 @@ def test_a_row_that_only_fills_is_marked() -> None:
     *_, last = rf.Loader(source, 4, tail="pad", topology=ONE)
     assert last.valid.tolist() == [True, False, False, False]
     assert len(last.to_data_list()) == 4
-
-
-def test_a_checkpoint_goes_on_with_the_graphs_that_are_left() -> None:
-    source = rf.from_dataset(in_memory([graph(number) for number in range(30)]))
-    loader = rf.Loader(source, 4, shuffle=True, topology=ONE)
-    steps = iter(loader)
-    seen = [y for _ in range(3) for y in next(steps).y.tolist()]
-    state = loader.state_dict()
-    for rank in range(2):
-        again = rf.Loader(source, 3, shuffle=True, topology=rf.Topology(rank, 2))
-        again.load_state_dict(state)
-        seen += [y for batch in again for y in batch.y.tolist()]
-    assert Counter(seen) == Counter(range(30))
 
 
 # Identity.
@@ -499,11 +480,9 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path: Path) -> 
 
 def test_damaged_and_foreign_files_are_told_apart(tmp_path: Path) -> None:
     path = saved(tmp_path, [graph(number) for number in range(9)])
-    whole = path.read_bytes()
-    for length in (4, 100, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:length])
-        with pytest.raises(CorruptError, match=r"(?s)damaged.*data.pt"):
-            rf.open(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptError, match=r"(?s)damaged.*data.pt"):
+        rf.open(path)
     torch.save({"weights": torch.ones(3)}, path)
     with pytest.raises(SourceError, match=r"(?s)no graphs that PyTorch Geometric saved.*data.pt"):
         rf.open(path)

@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import pickle
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -232,26 +231,3 @@ def test_decoders_of_the_users_own(tmp_path: Path) -> None:
     for wrong in ({"y": len}, {"x": "thick"}, {"x": 3}):
         with pytest.raises(ArgumentError, match="decode"):
             rf.open(path, decode=wrong)
-
-
-@pytest.mark.soak
-def test_real_sounds_in_a_shard_are_read_as_soundfile_reads_them(tmp_path: Path) -> None:
-    """The prompts of a telephone exchange (Debian's asterisk-core-sounds-en-wav): 0.2 to 73 seconds each."""
-    package = "asterisk-core-sounds-en-wav"
-    subprocess.run(["apt-get", "download", package], cwd=tmp_path, check=True, timeout=600, capture_output=True)
-    archive = next(tmp_path.glob("*.deb"))
-    subprocess.run(["dpkg", "-x", archive.name, "unpacked"], cwd=tmp_path, check=True, timeout=600)
-    files = sorted((tmp_path / "unpacked").rglob("*.wav"))
-    with webdataset.ShardWriter(f"{tmp_path}/s-%d.tar", maxcount=100, verbose=0) as writer:
-        for number, file in enumerate(files):
-            writer.write({"__key__": f"{number:04d}", "wav": file.read_bytes()})
-    source = rf.open(tmp_path)
-    assert len(source) == len(files) > 500
-    order = np.random.default_rng(0).permutation(len(files))
-    for start in range(0, len(files), 64):
-        ids = order[start : start + 64]
-        for place, sample in zip(ids.tolist(), source.fetch(ids).samples(), strict=True):
-            samples, rate = soundfile.read(files[place], dtype="float32", always_2d=True)
-            np.testing.assert_array_equal(sample["wav"], samples)
-            assert sample["wav.rate"] == rate
-    print(f"{len(files)} sounds, {sum(len(sample['wav']) for sample in source) / 8000:.0f} seconds")

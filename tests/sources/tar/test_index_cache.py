@@ -63,14 +63,6 @@ def test_an_index_that_is_not_whole_is_not_believed(shard: Path, tmp_path: Path)
     assert decode(np.frombuffer(content + b"\0", np.uint8)) is None
 
 
-def test_it_is_kept_beside_the_shard_and_made_once(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = IndexCache()
-    assert store.summaries([str(shard)])[0].samples == 3
-    assert index_places(str(shard), None)[0].is_file()
-    monkeypatch.setattr(tar_store, "scan", None)
-    assert store.load(str(shard)).summary.samples == 3
-
-
 def test_it_is_stored_in_the_cache_folder_if_the_data_folder_is_read_only(
     shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import wids
 from wids.wids_index import main_create
 
 import rankfeed as rf
-from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
+from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
 from rankfeed.sources.tar import shard_list as tar_foreign
 from rankfeed.sources.tar.tar_index import scan
 from rankfeed.sources.tar.tar_source import WebDatasetSource
@@ -130,15 +130,12 @@ def test_a_split_that_is_damaged_is_named(
         rf.open(folder, split="train")
 
 
-def test_counts_are_checked_and_names_kept_inside(tmp_path: Path) -> None:
+def test_counts_are_checked(tmp_path: Path) -> None:
     folder = energon(tmp_path / "e", idx=True, split=None)
     info = folder / ".nv-meta" / ".info.json"
     counts = json.loads(info.read_text())["shard_counts"]
     info.write_text(json.dumps({"shard_counts": {**counts, "parts/s1.tar": 6}}))
     with pytest.raises(SourceError, match=r"6 samples[\s\S]*7 samples[\s\S]*s1\.tar"):
-        rf.open(folder)
-    info.write_text(json.dumps({"shard_counts": {"../e/parts/s1.tar": 7}}))
-    with pytest.raises(UnsafeError, match="leads outside"):
         rf.open(folder)
     info.write_text('{"shard_counts": {"parts/s1.tar": "7"}}')
     with pytest.raises(CorruptError, match=r"\.info\.json"):
@@ -201,8 +198,6 @@ def test_what_a_wids_descriptor_says_is_checked(tmp_path: Path) -> None:
     says({"nsamples": 5}, SourceError, r"5 samples[\s\S]*6 samples[\s\S]*s\.tar")
     says({"filesize": 1}, CorruptError, r"1 bytes[\s\S]*s\.tar")
     says({"url": "t.tar"}, SourceError, r"missing[\s\S]*t\.tar")
-    says({"url": "https://host/s.tar"}, UnsafeError, "URL scheme")
-    says({"url": "../s.tar"}, UnsafeError, "leads outside")
     says({"nsamples": "six"}, CorruptError, r"damaged[\s\S]*index\.json")
     path.write_text(json.dumps({"wids_version": 2, "shardlist": [good]}))
     with pytest.raises(SourceError, match="unknown version"):
