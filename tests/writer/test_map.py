@@ -145,7 +145,7 @@ def test_a_function_that_leaves_nothing_is_an_error(source: rf.Source, tmp_path:
         *({"workers": -1}, {"workers": 2**70}, {"shard_bytes": "1MB"}, {"shard_bytes": 1e6}, {"shard_bytes": 0}),
         *({"seed": 1.5}, {"runner": "spark"}, {"progress": "no"}),
     ],
-    ids=str,
+    ids=", ".join,
 )
 def test_arguments_that_cannot_be_meant_are_refused(
     arguments: dict[str, Any], source: rf.Source, tmp_path: Path
