@@ -126,21 +126,18 @@ def test_samples_are_mixed_across_the_whole_of_their_window() -> None:
     assert max(Counter(map(tuple, inside.tolist())).values()) == 1  # each window in an order of its own
 
 
-@pytest.mark.parametrize("lanes", [1, 4, 16])
 @pytest.mark.parametrize("size", [100, 1_000])
-def test_few_blocks_are_open_at_a_time(size: int, lanes: int) -> None:
+def test_few_blocks_are_open_at_a_time(size: int) -> None:
     window = 2_000
-    plan = Plan([size] * (200_000 // size), shuffle="window", window=window, lanes=lanes).with_order(1)
+    plan = Plan([size] * (200_000 // size), shuffle="window", window=window)
     blocks = plan.sample_ids(0, np.arange(plan.num_samples)) // size
-    for lane in range(lanes):
-        own = blocks[lane::lanes]
-        # A block is open from its first sample to its last: count how many are at each place of the lane.
-        opened, closed = np.zeros(len(own) + 1, int), np.zeros(len(own) + 1, int)
-        for block in np.unique(own):
-            at = np.flatnonzero(own == block)
-            opened[at[0]] += 1
-            closed[at[-1] + 1] += 1
-        assert np.cumsum(opened - closed).max() <= window // size + 3
+    # A block is open from its first sample to its last: count how many are at each position.
+    opened, closed = np.zeros(len(blocks) + 1, int), np.zeros(len(blocks) + 1, int)
+    for block in np.unique(blocks):
+        at = np.flatnonzero(blocks == block)
+        opened[at[0]] += 1
+        closed[at[-1] + 1] += 1
+    assert np.cumsum(opened - closed).max() <= window // size + 3
 
 
 def test_window_needs_no_blocks_to_be_given() -> None:
