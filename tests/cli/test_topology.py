@@ -132,7 +132,7 @@ def test_the_table_is_for_people_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("places", "arguments", "words"),
     [
-        ([{"RANK": 0, "WORLD_SIZE": 3}, {"RANK": 1, "WORLD_SIZE": 3}], "--timeout 5", "rank 2 did not report"),
+        ([{"RANK": 0, "WORLD_SIZE": 3}, {"RANK": 1, "WORLD_SIZE": 3}], "--timeout 12", "rank 2 did not report"),
         ([{"RANK": 0, "WORLD_SIZE": 2}, {"RANK": 1}], "", "RANK=1"),
         (
             [{"RANK": 0, "WORLD_SIZE": 2}, {"RANK": 1, "WORLD_SIZE": 2}],
