@@ -129,17 +129,16 @@ def test_the_table_is_for_people_too(tmp_path: Path) -> None:
     assert len(done[0][1].splitlines()) == 5
 
 
+TWO = [{"RANK": rank, "WORLD_SIZE": 2} for rank in (0, 1)]
+
+
 @pytest.mark.parametrize(
     ("places", "arguments", "words"),
     [
         ([{"RANK": 0, "WORLD_SIZE": 3}, {"RANK": 1, "WORLD_SIZE": 3}], "--timeout 12", "rank 2 did not report"),
-        ([{"RANK": 0, "WORLD_SIZE": 2}, {"RANK": 1}], "", "RANK=1"),
-        (
-            [{"RANK": 0, "WORLD_SIZE": 2}, {"RANK": 1, "WORLD_SIZE": 2}],
-            "--folder data-0/rankfeed.json",
-            "--folder",
-        ),
-        ([{"RANK": 0, "WORLD_SIZE": 2}, {"RANK": 1, "WORLD_SIZE": 2}], "--data data-RANK", "datasets differ"),
+        pytest.param([{"RANK": 0, "WORLD_SIZE": 2}, {"RANK": 1}], "", "RANK=1", marks=pytest.mark.slow),
+        pytest.param(TWO, "--folder data-0/rankfeed.json", "--folder", marks=pytest.mark.slow),
+        (TWO, "--data data-RANK", "datasets differ"),
     ],
     ids=["a rank that is missing", "a rank that fails", "no folder", "other data on one rank"],
 )
