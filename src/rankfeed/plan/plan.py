@@ -222,7 +222,7 @@ class Plan:
 
     def _ids_at(self, epoch: int, lanes: Int64, places: Int64) -> Int64:
         """The sample ids at places of lanes."""
-        ids = np.empty_like(places)
+        ids = np.empty(places.shape, np.int64)  # in C order whatever that of the places: `out` has to be a view
         flat_lanes, flat_places, out = lanes.reshape(-1), places.reshape(-1), ids.reshape(-1)
         for start in range(0, out.size, CHUNK):
             part = slice(start, start + CHUNK)
