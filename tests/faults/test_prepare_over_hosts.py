@@ -11,6 +11,7 @@ import pytest
 from tests.faults.prepare_job import FILES, content
 from tests.launch.slurm import slurm
 from tests.support.launchers import LAUNCHERS, need
+from tests.support.marks import slow, soak
 from tests.support.network import Network, need_network, network, process_of
 from tests.support.over_hosts import end, launched
 
@@ -45,8 +46,8 @@ def net(tmp_path: Path) -> Iterator[Network]:
     "launcher",
     [
         "openmpi",
-        *(pytest.param(item, marks=pytest.mark.slow) for item in ("torchrun", "srun")),
-        pytest.param("mpich", marks=pytest.mark.soak),
+        *map(slow, ("torchrun", "srun")),
+        soak("mpich"),
     ],
 )
 def test_a_launch_over_hosts_builds_once_on_each_and_once_on_what_they_share(

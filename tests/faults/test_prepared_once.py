@@ -19,6 +19,7 @@ from tests.launch.slurm import slurm
 from tests.support.environ import of_no_launcher
 from tests.support.jobs import free_port
 from tests.support.launchers import MPICH, OPENMPI, TORCHRUN, need
+from tests.support.marks import slow, soak
 from tests.support.seeds import fresh_seed
 
 from rankfeed.prepare import prepare_once
@@ -245,8 +246,8 @@ def plain_environ() -> Iterator[dict[str, str]]:
     "launcher",
     [
         "mpich",
-        *(pytest.param(item, marks=pytest.mark.slow) for item in ("openmpi", "srun")),
-        pytest.param("torchrun", marks=pytest.mark.soak),
+        *map(slow, ("openmpi", "srun")),
+        soak("torchrun"),
     ],
 )
 def test_processes_of_a_launcher_that_are_killed_leave_one_committed_build(

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import sys
 from collections import Counter
 from fractions import Fraction
@@ -12,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.jobs import run, started
+from tests.support.jobs import run
+from tests.support.marks import soak
 from tests.support.packages import need_package
 
 import rankfeed as rf
@@ -68,9 +68,7 @@ def planned(rank: int, epochs: range, ranks: int = 2, samples: int = SAMPLES, ta
     ]
 
 
-@pytest.fixture(
-    scope="module", params=["lightning.pytorch", pytest.param("pytorch_lightning", marks=pytest.mark.soak)]
-)
+@pytest.fixture(scope="module", params=["lightning.pytorch", soak("pytorch_lightning")])
 def out(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What all cells told, run in one pair of processes."""
     folder = tmp_path_factory.mktemp("cells")
@@ -150,12 +148,10 @@ def test_overfitting_has_the_same_batches_each_epoch_and_refuses_to_shuffle(out:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("ranks", [3, soak(1)])
 def test_a_checkpoint_goes_on_on_other_ranks(ranks: int, out: Path) -> None:
-    """Of a last batch, of an exception, and of a job that killed itself a step after its checkpoint of step 2."""
-    cells = {"last_batch": STEPS, "failed": 2, "killed": 2}
-    with started(job(2, out, "killed"), out / "log-killed") as process:
-        assert process.wait(HANG) == -signal.SIGKILL, (out / "log-killed").read_text()[-6000:]
+    """Of a last batch, and of an exception; of a killed job: tests/launch/test_frameworks.py."""
+    cells = {"last_batch": STEPS, "failed": 2}
     run(job(ranks, out, *(f"after_{cell}" for cell in cells)), out / f"log-{ranks}", HANG)
     for cell, kept in cells.items():
         told = lines(out, f"after_{cell}", ranks)
@@ -168,8 +164,6 @@ def test_a_checkpoint_goes_on_on_other_ranks(ranks: int, out: Path) -> None:
         for rank in range(ranks):
             later = [step for step in steps(told[rank]) if step[0] > 0]
             assert later == planned(rank, range(1, 3), ranks, take=SAMPLES)
-    for path in [*out.glob("killed-*.jsonl")]:
-        path.unlink()
 
 
 def test_a_checkpoint_of_a_validation_goes_on_in_the_middle(out: Path) -> None:

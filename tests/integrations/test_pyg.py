@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support import jobs
+from tests.support.marks import soak
 from torch_geometric.data import Data, HeteroData
 
 import rankfeed as rf
@@ -58,9 +59,7 @@ def sampler(request: pytest.FixtureRequest) -> Path | None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "sampler", [pytest.param(None, id="none"), pytest.param("torch-sparse", marks=pytest.mark.soak)], indirect=True
-)
+@pytest.mark.parametrize("sampler", [pytest.param(None, id="none"), soak("torch-sparse")], indirect=True)
 def test_every_seed_once_in_equal_steps_and_resumed_on_other_ranks(sampler: Path | None, tmp_path: Path) -> None:
     on_three = launch(3, tmp_path / "three", sampler=sampler)
     for workers in ("0", "2"):

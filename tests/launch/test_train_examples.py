@@ -12,6 +12,7 @@ from tests.launch.slurm import slurm
 from tests.launch.test_topology_launchers import run
 from tests.support import jobs
 from tests.support.launchers import LAUNCHERS, TORCHRUN, need
+from tests.support.marks import soak
 from tests.support.network import Host, Network, need_network, network
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -21,7 +22,7 @@ Place = tuple[int, int]
 
 pytestmark = pytest.mark.timeout(900)
 
-BY_MPI = pytest.mark.parametrize("launcher", [pytest.param("openmpi", marks=pytest.mark.soak), "mpich"])
+BY_MPI = pytest.mark.parametrize("launcher", [soak("openmpi"), "mpich"])
 
 
 def attempts(run_folder: Path) -> dict[Place, list[list[list[int]]]]:
@@ -140,7 +141,7 @@ def test_a_host_that_joins_makes_a_larger_job_that_goes_on_by_itself(tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [[2], pytest.param([4, 2], marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize("ranks", [[2], soak([4, 2])], ids=str)
 def test_the_batch_script_trains_on_two_nodes_and_resumes(ranks: list[int], tmp_path: Path) -> None:
     need("srun")
     folder, out = tmp_path / "run", tmp_path / "out"

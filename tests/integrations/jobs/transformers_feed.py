@@ -79,35 +79,24 @@ class Killer(transformers.TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Epochs(transformers.TrainerCallback):
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.seen.append(state.epoch)
-
-
 def arguments(out: Path, **more: Any) -> TrainingArguments:
     quiet = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no"}
     return TrainingArguments(**{"output_dir": str(out), "use_cpu": True, "save_strategy": "no", **quiet, **more})
 
 
 def train(out: Path, options: dict[str, Any]) -> None:
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    epochs = Epochs()
     trainer = Trainer(
         model=GPT2LMHeadModel(config()),
         args=arguments(out / "run", **options["arguments"]),
         train_dataset=rf.from_dataset(Sequences(options["samples"])),
         data_collator=PadTokens(causal=True),
-        callbacks=[epochs, Killer(options.get("kill", -1))],
+        callbacks=[Killer(options.get("kill", -1))],
     )
-    name = f"{options['name']}-{rank}"
+    name = f"{options['name']}-{os.environ['RANK']}"
     trainer.ledger = (out / f"{name}.jsonl").open("w")
     trainer.train(resume_from_checkpoint=options.get("resume"))
     assert all(torch.isfinite(each).all() for each in trainer.model.parameters())
-    told = {"epochs": epochs.seen, "updates": trainer.state.global_step, "max": trainer.state.max_steps}
-    (out / f"{name}.json").write_text(json.dumps({**told, "world": world}))
+    (out / f"{name}.json").write_text(json.dumps(trainer.state.global_step))
 
 
 class Table(torch.nn.Module):
