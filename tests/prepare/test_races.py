@@ -366,21 +366,6 @@ def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path:
     assert {"first half", "second half"} <= set(os.listdir(path))
 
 
-@pytest.mark.parametrize("seen", [False, True], ids=["lost before", "stopped after the look at the lease"])
-def test_only_builds_of_the_dead_are_swept(tmp_path: Path, seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "data"
-    lease_dir = Lease(control(path))
-    with acquire(lease_dir) as lease, acquire(lease_dir, lease.owner) as next_lease:
-        turn, successor = (BuildAttempt(path, lease_dir.directory, "", each) for each in (lease, next_lease))
-        theirs = []
-        if seen:
-            monkeypatch.setattr(lease, "is_held", lambda: not theirs.append(successor.new_staging_dir()))
-        else:
-            theirs.append(successor.new_staging_dir())
-        turn.new_staging_dir()
-        assert [build.is_dir() for build in theirs] == [True]
-
-
 @pytest.mark.parametrize("kept", ["in the function", "by the program"])
 def test_a_builder_that_uses_up_the_file_handles_is_told_and_leaves_no_lease(path: Path, kept: str) -> None:
     code = (

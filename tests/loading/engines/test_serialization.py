@@ -263,15 +263,6 @@ def test_batches_of_several_steps_arrive_as_they_were(batch: Any, memory: Memory
         assert one.step == other.step
 
 
-def test_what_does_not_pickle_fails_before_a_byte_is_sent() -> None:
-    with pytest.raises(Exception, match="pickle"):
-        serialize((torch.ones(10), threading.Lock()))
-
-
-def test_a_lambda_arrives() -> None:
-    assert sent(lambda number: number + 1)(2) == 3
-
-
 def test_a_peer_that_closes_its_end_in_the_middle_of_a_message_is_an_error() -> None:
     with channels() as (ours, theirs):
         theirs.socket.sendall((1000).to_bytes(8, "little") + b"x" * 999)
