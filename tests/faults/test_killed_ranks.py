@@ -1,4 +1,4 @@
-"""Ranks are killed at any moment; what counts is delivered once, relative to the checkpoints, also by the ledgers."""
+"""Ranks are killed at any moment: relative to the checkpoints each sample comes once, as the ledgers say too."""
 
 import json
 import random
