@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.environ import of_no_launcher
+from tests.support.marks import slow
 from tests.support.prepared import build, control
 
 import rankfeed as rf
@@ -216,7 +217,13 @@ LAUNCHES: dict[str, tuple[list[Started], list[Started]]] = {
 }
 
 
-@pytest.mark.parametrize("case", LAUNCHES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        slow(name) if name in ("clocks, 0 s and 3600 s ahead", "clocks, -3600 s and 3600 s ahead") else name
+        for name in LAUNCHES
+    ],
+)
 def test_late_processes_of_a_launch_get_its_error_and_those_of_another_launch_build(case: str, path: Path) -> None:
     def start(variables: dict[str, str], ahead: int, _: bool) -> subprocess.Popen[str]:
         process = subprocess.Popen(
