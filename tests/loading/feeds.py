@@ -148,6 +148,24 @@ class Drawing(Tuples):
         return index, float(torch.rand(())), float(np.random.rand()), random.random()
 
 
+class StatefulStream:
+    """A stream of numbers that says how far it is, and goes on from there."""
+
+    def __init__(self, size: int, name: str = "x") -> None:
+        self.size, self.name, self.at = size, name, 0
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        while self.at < self.size:
+            self.at += 1
+            yield {self.name: self.at - 1}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
 def keyed(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {"y": sample["y"], "draw": rng.integers(1 << 60)}
 

@@ -200,7 +200,7 @@ SAME: list[dict[str, Any]] = [
         for tail in ("even", "drop", "pad")
         for shuffle in ("none", "global", "window")
     ),
-    *({"ragged": "pad"}, {"ragged": "nested"}, {"ragged": "list"}, {"prefetch_factor": 5}),
+    *({"ragged": "pad", "pad_to": 8}, {"ragged": "nested"}, {"ragged": "list"}, {"prefetch_factor": 5}),
     {"transform": plain, "batch_transform": batch_noise, "tail": "pad"},
     {"collate_fn": conjugated},
 ]
