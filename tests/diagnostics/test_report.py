@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from tests.diagnostics.ledger_jobs import random_job
+from tests.diagnostics.test_plans import Broken
 from tests.support.memory import peak
 
 import rankfeed as rf
@@ -29,14 +29,6 @@ from rankfeed.diagnostics.report import (
 from rankfeed.errors import ArgumentError, CorruptError, PlanError, RankfeedError, SourceError
 from rankfeed.plan import Plan
 from rankfeed.storage.ledger import SUFFIX
-
-
-class Broken(Plan):
-    """A plan that reads sample 3 instead of sample 4."""
-
-    def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        ids = super().sample_ids(epoch, positions)
-        return np.where(ids % 10 == 4, ids - 1, ids)
 
 
 def figure(page: Page, title: str) -> Figure:

@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 from tests.support import jobs
+from tests.support.marks import slow, soak
 
 import rankfeed as rf
 from rankfeed.diagnostics import verify_run
@@ -99,14 +100,9 @@ def count(folder: Path, runs: int) -> dict[str, int]:
     }
 
 
-def test_nothing_is_lost_or_repeated_when_ranks_are_killed(thorough: bool, data: Path, tmp_path: Path) -> None:
-    rounds = 2 if thorough else 1
-    figures = campaign(data, tmp_path, rounds, seed=1)
-    assert (figures["kills"], figures["missing"], figures["repeated"]) == (rounds, 0, 0)
-
-
-@pytest.mark.soak
-def test_nothing_is_lost_or_repeated_in_fifty_kills(data: Path, tmp_path: Path) -> None:
-    figures = campaign(data, tmp_path, rounds=50, seed=2)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("rounds", [1, slow(2), soak(50)])
+def test_nothing_is_lost_or_repeated_when_ranks_are_killed(rounds: int, data: Path, tmp_path: Path) -> None:
+    figures = campaign(data, tmp_path, rounds, seed=rounds)
     print(f"\n{figures}")
-    assert (figures["kills"], figures["missing"], figures["repeated"]) == (50, 0, 0)
+    assert (figures["kills"], figures["missing"], figures["repeated"]) == (rounds, 0, 0)

@@ -209,15 +209,26 @@ def not_picklable(samples: list[Any]) -> Any:
     return {"lock": threading.Lock()}
 
 
-def conjugated(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+BYTES = np.arange(64, dtype=np.uint8)
+
+
+def every_kind(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Tensors, arrays and other values that are not all packed numbers."""
     numbers = torch.tensor([complex(each["y"], 1) for each in samples])
     return {
         "conjugated": numbers.conj(),
+        "negated": torch.view_as_complex(torch.ones(2, 2)).conj().imag,
         "half": torch.ones(len(samples), dtype=torch.bfloat16),
-        "column": torch.arange(6).reshape(2, 3).T,
-        "nothing": torch.empty(0, 4),
-        "number": torch.tensor(3.5),
+        "columns": [torch.arange(6).reshape(2, 3).T, torch.arange(10)[::3], torch.arange(3).expand(4, 3)],
+        "nothing": (torch.empty(0, 4), np.zeros((2, 0)), []),
+        "number": (torch.tensor(3.5), np.int64(3), np.float16(1.5), None),
         "sparse": torch.eye(3).to_sparse(),
+        "unsigned": torch.ones(5, dtype=torch.uint16),
+        "learned": [torch.nn.Parameter(torch.ones(2)).detach(), torch.ones(2, dtype=torch.bool)],
+        "arrays": [np.asfortranarray(np.arange(6).reshape(2, 3)), np.array([None, "x"]), np.array(True)],
+        "views": [BYTES[3:9], BYTES[:0], BYTES[20:60], BYTES[1:9].view(np.int32), BYTES[12:20].view(np.int32)],
+        "raw": [b"abc", b"", b"x" * 100_000],
+        "": torch.ones(2),
     }
 
 

@@ -20,8 +20,8 @@ from tests.loading.feeds import (
     assert_once,
     bad_at_13,
     batch_noise,
-    conjugated,
     delivered,
+    every_kind,
     feed,
     not_picklable,
     plain,
@@ -202,7 +202,7 @@ SAME: list[dict[str, Any]] = [
     ),
     *({"ragged": "pad", "pad_to": 8}, {"ragged": "nested"}, {"ragged": "list"}, {"prefetch_factor": 5}),
     {"transform": plain, "batch_transform": batch_noise, "tail": "pad"},
-    {"collate_fn": conjugated},
+    {"collate_fn": every_kind},
 ]
 
 
