@@ -288,16 +288,22 @@ FAILING_RANK = """
 import sys, time
 from pathlib import Path
 import rankfeed as rf
+from rankfeed.prepare.wait import WaitReporter
+
+waiting, wait = Path(sys.argv[3]), WaitReporter.wait
+
+def note_and_wait(*arguments):
+    (waiting / sys.argv[4]).touch()
+    wait(*arguments)
 
 def build(staging):
     with open(sys.argv[2], "a") as builds:
         builds.write("1")
-    while len(list(Path(sys.argv[3]).iterdir())) < 3:
+    while len(list(waiting.iterdir())) < 2:
         time.sleep(0.05)
-    time.sleep(1)  # until the others wait for this build
     raise ValueError("no data")
 
-(Path(sys.argv[3]) / sys.argv[4]).touch()
+WaitReporter.wait = note_and_wait
 try:
     rf.prepare_once(sys.argv[1], build)
 except rf.errors.PrepareError as error:
@@ -307,9 +313,9 @@ except rf.errors.PrepareError as error:
 
 
 def test_ranks_with_a_shell_each_get_the_error_of_one_build(path: Path, tmp_path: Path) -> None:
-    (started := tmp_path / "started").mkdir()
+    (waiting := tmp_path / "waiting").mkdir()
     builds = tmp_path / "builds"
-    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", FAILING_RANK, path, builds, started]
+    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", FAILING_RANK, path, builds, waiting]
     ranks = [
         subprocess.Popen(
             [*command, str(rank)],
