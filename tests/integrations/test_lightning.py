@@ -193,21 +193,6 @@ def test_unequal_loaders_of_somebody_else_are_an_error_before_training(out: Path
         assert all("rank 0: 8, rank 1: 6" in fact["says"] for fact in facts(told))
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_means_are_exact_for_sizes_that_do_not_divide(ranks: int, tmp_path: Path) -> None:
-    run(job(ranks, tmp_path, "means"), tmp_path / "log", HANG)
-    values = torch.randn(40, generator=torch.Generator().manual_seed(0)).double()
-    for of_rank in lines(tmp_path, "means", ranks):
-        means = [fact for fact in facts(of_rank) if "samples" in fact]
-        found = {(fact["samples"], fact["tail"]): fact["mean"] for fact in means}
-        sizes = [
-            (size, tail) for size in range(1, 41) for tail in ("even", "pad") if size >= ranks or tail == "pad"
-        ]
-        assert list(found) == sizes
-        assert found == {(size, tail): (values[:size].sum() / size).item() for size, tail in sizes}
-
-
 def test_what_a_mean_is_taken_of_must_fit() -> None:
     with pytest.raises(rf.errors.ArgumentError, match="the mask does not fit"):
         log_mean(None, "loss", torch.tensor(1.0), torch.tensor([True]))

@@ -220,21 +220,6 @@ def uneven(cell: str) -> None:
     told(model, lambda: trainer(1, **ours).validate(model, batches, verbose=False))
 
 
-def means(cell: str) -> None:
-    for samples in range(1, 41):
-        for tail in ("even", "pad"):
-            if samples < RANKS and tail == "even":
-                continue
-            source = rf.from_dataset([{"id": each, "value": value} for each, value in enumerate(VALUES[:samples])])
-            model = Model(cell)
-            run = trainer(1)
-            run.validate(model, rf.Loader(source, ROWS, tail=tail), verbose=False)
-            model.tell({"samples": samples, "tail": tail, "mean": run.callback_metrics["mean"].item()})
-
-
-#: Random numbers of float32, whose sums in float64 are exact.
-VALUES = torch.randn(40, generator=torch.Generator().manual_seed(0)).numpy()
-
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.getLogger(PACKAGE).setLevel(logging.ERROR)

@@ -29,7 +29,7 @@ from rankfeed.errors import CorruptError
 pytestmark = [
     pytest.mark.skipif(native_library() is None, reason="needs the native library"),
 ]
-COUNT = 600
+COUNT = 300
 
 
 @pytest.fixture(scope="module", params=["small", "large", "bytes"])
