@@ -539,6 +539,7 @@ def test_padding_rows_are_among_the_rows_that_went_in() -> None:
     loader = feed(size=10, batch_size=12, tail="pad", collate_fn=rows_of, audit=True)
     (batch,) = loader
     assert sorted(delivered([batch])) == list(range(10))
+    assert loader.stats()["samples"] == 10
     assert loader.audit_report is not None
     assert loader.audit_report.sound
 

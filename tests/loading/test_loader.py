@@ -506,26 +506,6 @@ def test_batches_on_the_cpu_are_what_they_are_without_a_device() -> None:
     assert same(list(feed(device="cpu")), list(feed()))
 
 
-def test_stats_count_what_was_delivered() -> None:
-    loader = feed(size=30, tail="pad", num_workers=2)
-    steps = len(list(loader))
-    stats = loader.stats()
-    assert stats["steps"] == steps
-    assert stats["samples"] == 30
-    assert 0 <= stats["waited_seconds"] <= stats["seconds"]
-    assert 0 <= stats["waited_share"] <= 1
-    assert stats["samples_per_second"] > 0
-    assert stats["private_bytes"] > 1 << 20
-
-
-def test_stats_tell_the_share_of_padding() -> None:
-    loader = feed(size=10, batch_size=10, columns=["tokens"])
-    (batch,) = loader
-    cells = batch["tokens"].numel()
-    assert loader.stats()["padding_share"] == (cells - int(batch["tokens_lengths"].sum())) / cells
-    assert feed().stats()["padding_share"] == 0.0
-
-
 def test_columns_that_only_look_like_lengths_are_left_alone() -> None:
     loader = feed(transform=_with_lookalikes, columns=["point"])
     batch = next(iter(loader))
