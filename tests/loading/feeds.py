@@ -86,8 +86,8 @@ class Memory(Source):
 
     def fetch(self, sample_ids: Any, columns: Sequence[str] | None = None) -> Columns:
         names = check_columns(columns, self.fields)
-        ids = check_ids(sample_ids, self.size).tolist()
-        return Columns.from_samples([{name: sample(each)[name] for name in names} for each in ids], self.fields)
+        rows = map(sample, check_ids(sample_ids, self.size).tolist())
+        return Columns.from_samples([{name: row[name] for name in names} for row in rows], self.fields)
 
 
 def sample(each: int) -> dict[str, Any]:
