@@ -254,7 +254,7 @@ def interrupted(where: Path, at: float) -> None:
         verify_data(where, progress=interrupt)
 
 
-def test_an_interrupted_check_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_an_interrupted_check_continues_where_it_stopped(tmp_path: Path) -> None:
     where = packed(tmp_path / "packed")
     interrupted(where, 0.5)
     later = verify_data(where)

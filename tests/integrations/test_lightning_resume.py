@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.timeout(280), pytest.mark.filterwarnings("ignore")]
 SAMPLES, ROWS, STEPS = 22, 4, 6
 SOURCE = rf.from_dataset([{"id": each} for each in range(SAMPLES)])
 
-#: How long a resumed job goes on, with how many rows in a batch.
+#: Rows of a batch of a resumed job, and what limits it.
 OTHER_LIMITS = [
     slow(*case) for case in ((2, "max_epochs"), (8, "max_epochs"), (2, "max_steps"), (ROWS, "max_steps"))
 ]

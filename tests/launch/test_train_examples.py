@@ -116,7 +116,7 @@ def agent(net: Network, host: Host, folder: Path, *arguments: str) -> subprocess
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("change", "epochs", "ranks"), [("lost", 3, [4, 2]), ("joined", 20, [2, 4])])
-def test_a_job_that_a_host_leaves_or_joins_goes_on_by_itself(
+def test_a_job_that_a_host_leaves_or_joins_continues_by_itself(
     change: str, epochs: int, ranks: list[int], tmp_path: Path
 ) -> None:
     need_network()

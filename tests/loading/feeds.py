@@ -149,7 +149,7 @@ class Drawing(Tuples):
 
 
 class StatefulStream:
-    """A stream of numbers that says how far it is, and goes on from there."""
+    """A stream of numbers that has a state: how many it has yielded, where it continues."""
 
     def __init__(self, size: int, name: str = "x") -> None:
         self.size, self.name, self.at = size, name, 0
