@@ -194,7 +194,7 @@ def test_each_sample_once_over_two_hosts(launcher: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_loops_of_frameworks_whose_rank_is_killed_lose_and_repeat_nothing(tmp_path: Path) -> None:
     """On 2 ranks, on 3, and on 2 again; the soak below has all frameworks and launchers."""
-    cells = ["pyg_seeds:fork:2", "accelerate:fork:2", "transformers:fork:0", "lightning:fork:0"]
+    cells = ["accelerate:fork:2", "pyg_seeds:fork:2", "lightning:fork:0", "transformers:fork:0"]
     check_all_killed("torchrun", cells, tmp_path, 400)
 
 
