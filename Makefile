@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt src/rankfeed/_util/_native.c
 demo: setup  ## train, kill the job, resume it on other ranks, and count what was delivered
 	$(BIN)/python examples/demo.py
 
-# Four at a time, since tests that start ranks wait for half of their time; these are in three groups, each of
+# Four at a time, since tests that start ranks wait for half of their time; these are in four groups, each of
 # which runs one after the other (tests/conftest.py).
 test: setup  ## run the tests, of the expensive ones a representative case each: within 8 minutes on 2 cores
 	$(BIN)/python -m pytest -n $(JOBS) --max-worker-restart 3 $(ARGS)

@@ -22,21 +22,22 @@ LAUNCHED = os.environ.keys() - of_no_launcher().keys()
 #: Scripts that tests start with arguments of their own: nothing to collect there.
 collect_ignore_glob = ["*/jobs/*"]
 
-#: Tests that start ranks, in groups of about one length: of each group one runs at a time.
+#: Tests that start ranks, in groups of about one length: of each group one runs at a time. The longest group is a
+#: lower limit of the time of all tests; two examinations of the doctor would see each other's shared memory.
 START_PROCESSES = {
     "tests/writer/test_rank_runner": "builders",
     "tests/writer/test_ray_": "builders",
-    "tests/cli/test_doctor": "builders",
+    "tests/cli/test_doctor": "doctors",
     "tests/faults/": "builders",
     "tests/integrations/": "libraries",
     "tests/launch/": "launchers",
-    "tests/diagnostics/test_doctor": "builders",
+    "tests/diagnostics/test_doctor": "doctors",
     "tests/test_documented_code": "pages",  # which share a process
-    "tests/zoo/": "builders",
+    "tests/zoo/": "doctors",
 }
 
 # No deadlines: how long an example took on a shared machine says nothing about the code.
-settings.register_profile("quick", deadline=None, max_examples=40)
+settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=50)
 settings.register_profile("soak", deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow])

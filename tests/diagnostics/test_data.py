@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.sources.mds.streaming_mds import MDSWriter
 
@@ -184,18 +186,28 @@ def test_members_of_npz_are_compared_with_their_crc(tmp_path: Path) -> None:
     assert "2.npz" in names(verify_data(folder))
 
 
-def test_a_damaged_page_of_parquet_is_found(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def parquet(path: Path, **options: Any) -> Path:
+    """Five row groups of numbers."""
+    table = pa.table({"x": np.arange(5000)})
+    pq.write_table(table, path, row_group_size=1000, use_dictionary=False, compression="none", **options)
+    return path
 
-    path = tmp_path / "table.parquet"
-    table = pa.table({"x": np.random.default_rng(0).random(5000)})
-    pq.write_table(
-        table, path, row_group_size=1000, write_page_checksum=True, compression=None, use_dictionary=False
-    )
-    assert verify_data(path).sound
-    flip(path, 20000)
-    assert "row group 2" in names(verify_data(path))
+
+def page_of(path: Path) -> int:
+    """Where the page of row group 2 begins."""
+    with pq.ParquetFile(path) as file:
+        return int(file.metadata.row_group(2).column(0).data_page_offset)
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+def test_a_damaged_page_of_parquet_is_told_once(checksums: bool, tmp_path: Path) -> None:
+    """Its values if there are checksums, and its header in any case."""
+    path = parquet(tmp_path / "table.parquet", write_page_checksum=checksums)
+    assert verify_data(path).sound is (True if checksums else None)
+    flip(path, page_of(path) + 1000 * checksums, 0xFF)
+    verdict = verify_data(path)
+    assert verdict.count == 1, names(verdict)
+    assert "row group 2" in names(verdict)
 
 
 @pytest.mark.parametrize("checksums", [False, True])
@@ -204,39 +216,16 @@ def test_a_damaged_page_of_parquet_is_found(tmp_path: Path) -> None:
 def test_parquet_without_checksums_of_pages_is_not_proven(
     checksums: bool, dictionary: bool, version: str, tmp_path: Path
 ) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     table = pa.table({"x": np.arange(5000) % 7, "s": [str(i % 9) for i in range(5000)]})
     options: Any = {"use_dictionary": dictionary, "data_page_version": version, "write_page_checksum": checksums}
     pq.write_table(table, tmp_path / "table.parquet", row_group_size=1000, **options)
     assert verify_data(tmp_path / "table.parquet").sound is (True if checksums else None)
 
 
-def test_a_damaged_row_group_is_told_once(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path = tmp_path / "table.parquet"
-    pq.write_table(pa.table({"x": np.arange(5000)}), path, row_group_size=1000, use_dictionary=False)
-    with pq.ParquetFile(path) as file:
-        header = file.metadata.row_group(2).column(0).data_page_offset
-    flip(path, header, 0xFF)
-    verdict = verify_data(path)
-    assert verdict.count == 1, names(verdict)
-    assert "row group 2" in names(verdict)
-
-
 def test_a_file_that_cannot_be_opened_hides_no_damage_in_other_files(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for number in range(3):
-        path = tmp_path / f"{number}.parquet"
-        pq.write_table(pa.table({"x": np.arange(5000)}), path, row_group_size=1000, use_dictionary=False)
-    flip(tmp_path / "0.parquet", (tmp_path / "0.parquet").stat().st_size - 1)
-    with pq.ParquetFile(tmp_path / "2.parquet") as file:
-        flip(tmp_path / "2.parquet", file.metadata.row_group(2).column(0).data_page_offset, 0xFF)
+    first, _, last = (parquet(tmp_path / f"{number}.parquet") for number in range(3))
+    flip(first, first.stat().st_size - 1)
+    flip(last, page_of(last), 0xFF)
     verdict = verify_data(tmp_path)
     assert verdict.count == 2, names(verdict)
     assert [f"{number}.parquet" in names(verdict) for number in range(3)] == [True, False, True]
@@ -254,58 +243,41 @@ def test_samples_that_cannot_be_decoded_are_named_one_by_one(tmp_path: Path) -> 
     assert verdict.count == 2, names(verdict)
 
 
-def test_an_interrupted_check_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    where = packed(tmp_path / "packed")
-    shards = len(files(where))
+def interrupted(where: Path, at: float) -> None:
+    """A check that ends when it has read this share."""
 
     def interrupt(share: float) -> None:
-        if share > 0.5:
+        if share > at:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         verify_data(where, progress=interrupt)
+
+
+def test_an_interrupted_check_continues_where_it_stopped(tmp_path: Path) -> None:
+    where = packed(tmp_path / "packed")
+    interrupted(where, 0.5)
     later = verify_data(where)
-    assert 0 < later.resumed < later.pieces == shards
+    assert 0 < later.resumed < later.pieces == len(files(where))
     assert verify_data(where).resumed == 0, "a check that came to its end is forgotten"
-    with pytest.raises(KeyboardInterrupt):
-        verify_data(where, progress=interrupt)
+    interrupted(where, 0.5)
     assert verify_data(where, resume=False).resumed == 0
 
 
-def test_what_changed_since_an_interruption_is_read_again(tmp_path: Path) -> None:
-    where = packed(tmp_path / "packed")
-    seen: list[float] = []
-
-    def interrupt(share: float) -> None:
-        seen.append(share)
-        if share > 0.7:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        verify_data(where, progress=interrupt)
-    for path in files(where):
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-    assert verify_data(where).count == len(files(where))
-
-
-def test_a_damaged_copy_of_what_was_found_whole_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_copy", [False, True], ids=["changed", "a damaged copy"])
+def test_what_changed_since_an_interruption_is_read_again(is_copy: bool, tmp_path: Path) -> None:
     """As on another host, whose folder of that name is a copy, and which shares the cache."""
     where = packed(tmp_path / "packed")
-    first = files(where)[0]
-
-    def interrupt(share: float) -> None:
-        if share > 0.7:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        verify_data(where, progress=interrupt)
-    copy = tmp_path / "copy"
-    shutil.copy2(first, copy)
-    flip(copy, copy.stat().st_size // 2)
-    os.replace(copy, first)
-    assert first.name in names(verify_data(where))
+    interrupted(where, 0.7)
+    for path in files(where):
+        copy = shutil.copy2(path, tmp_path / "copy") if is_copy else path
+        before = copy.stat()
+        flip(copy, before.st_size // 2)
+        if is_copy:
+            os.replace(copy, path)
+        else:
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert verify_data(where).count == len(files(where))
 
 
 def test_shares_rise_to_one(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.diagnostics.jobs.lockstep import AT_LIMIT, CASES, ENDLESS, HANGING, HEALTHY
 from tests.support.jobs import run, started, torchrun
+from tests.support.marks import slow, soak
 
 import rankfeed as rf
 from rankfeed.diagnostics.lockstep.rank_monitor import EXIT_CODE
@@ -120,8 +121,8 @@ def test_a_job_in_which_no_rank_waits_beyond_the_limit_hears_nothing(thorough: b
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param("raise", marks=pytest.mark.slow),
-        *(pytest.param(case, marks=pytest.mark.soak) for case in ("short", "stop", "sleep", "loader")),
+        slow("raise"),
+        *map(soak, ("short", "stop", "sleep", "loader")),
     ],
 )
 def test_the_cause_is_in_the_log_before_a_launcher_ends_all(case: str, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def main(data: str, folder: Path, run: str, epochs: int, workers: int, kind: str
         num_workers=workers,
         worker_kind=kind,  # type: ignore[arg-type]
         id_column="id",
-        audit=True,
+        audit=folder / "ledger",
     )
     checkpoint = folder / "checkpoint.json"
     if checkpoint.exists():

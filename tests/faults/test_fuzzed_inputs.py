@@ -108,7 +108,7 @@ def report(results: list[dict[str, Any]], seed: int) -> str:
 @pytest.mark.timeout(400)
 def test_damaged_data_end_in_an_error_that_names_them_or_in_right_data(thorough: bool, tmp_path: Path) -> None:
     seed = fresh_seed()
-    results = campaign(tmp_path, FORMATS, 12 if thorough else 4, seed, 360)
+    results = campaign(tmp_path, FORMATS, 12 if thorough else 2, seed, 360)
     said = report(results, seed)
     print(f"\n{said}")
     assert all(result["fine"] for result in results), said

@@ -178,23 +178,6 @@ def test_a_builder_that_raises_fails_those_who_wait_on_all_hosts(cluster: Cluste
     assert "ValueError: no such data" in next(iter(said))
 
 
-def test_readers_of_other_hosts_see_whole_folders_while_keys_change(cluster: Cluster) -> None:
-    cluster.round("reads")
-    reads = cluster.out
-    readers = [cluster.start(host, "read", cluster.path, reads) for host in cluster.hosts for _ in range(2)]
-    for number in range(10):
-        cluster.round(f"round{number}")
-        cluster.end(*(cluster.prepare(host, f"key{number}") for host in cluster.hosts))
-        assert len(cluster.names("building")) == 1, cluster.said()
-    (reads / "stop").touch()
-    for reader in readers:
-        assert reader.wait(HANG) == 0
-    looks = _looks(reads)
-    print(f"\n{dict(looks)}")
-    assert looks["right"] > 0
-    assert looks["wrong"] == 0
-
-
 class Campaign:
     """Round after round with another key; hosts come and go."""
 

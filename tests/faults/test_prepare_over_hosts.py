@@ -11,6 +11,7 @@ import pytest
 from tests.faults.prepare_job import FILES, content
 from tests.launch.slurm import slurm
 from tests.support.launchers import LAUNCHERS, need
+from tests.support.marks import slow, soak
 from tests.support.network import Network, need_network, network, process_of
 from tests.support.over_hosts import end, launched
 
@@ -40,31 +41,21 @@ def net(tmp_path: Path) -> Iterator[Network]:
         yield result
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "launcher",
+    ("launcher", "count"),
     [
-        "openmpi",
-        *(pytest.param(item, marks=pytest.mark.slow) for item in ("torchrun", "srun")),
-        pytest.param("mpich", marks=pytest.mark.soak),
+        ("openmpi", 1),
+        *(slow(launcher, 1) for launcher in ("torchrun", "srun")),
+        *(soak(launcher, 15) for launcher in LAUNCHERS),
     ],
 )
 def test_a_launch_over_hosts_builds_once_on_each_and_once_on_what_they_share(
-    launcher: str, net: Network, tmp_path: Path
+    launcher: str, count: int, net: Network, tmp_path: Path
 ) -> None:
     need(launcher)
     with slurm(net=net) if launcher == "srun" else nullcontext(dict(os.environ)) as environ:
-        figures = rounds(launcher, 1, net, tmp_path, environ)
-    print(f"\n{launcher}: {dict(figures)}")
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_launches_over_hosts_again_and_again(launcher: str, net: Network, tmp_path: Path) -> None:
-    need(launcher)
-    with slurm(net=net) if launcher == "srun" else nullcontext(dict(os.environ)) as environ:
-        figures = rounds(launcher, 15, net, tmp_path, environ)
+        figures = rounds(launcher, count, net, tmp_path, environ)
     print(f"\n{launcher}: {dict(figures)}")
 
 

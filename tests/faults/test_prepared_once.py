@@ -19,6 +19,7 @@ from tests.launch.slurm import slurm
 from tests.support.environ import of_no_launcher
 from tests.support.jobs import free_port
 from tests.support.launchers import MPICH, OPENMPI, TORCHRUN, need
+from tests.support.marks import slow, soak
 from tests.support.seeds import fresh_seed
 
 from rankfeed.prepare import prepare_once
@@ -147,11 +148,12 @@ def process_rounds(rounds: int, path: Path, folder: Path, seed: int) -> Counter[
     return figures
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("rounds", [12, slow(25), soak(700)])
 def test_plain_processes_that_are_killed_leave_one_committed_build(
-    reader: Reader, thorough: bool, tmp_path: Path
+    rounds: int, reader: Reader, tmp_path: Path
 ) -> None:
-    figures = process_rounds(25 if thorough else 12, reader.path, tmp_path, fresh_seed())
+    figures = process_rounds(rounds, reader.path, tmp_path, fresh_seed())
     print(f"\n{dict(figures)}, {reader.looks} looks of a reader")
     assert reader.looks > 0
 
@@ -240,29 +242,18 @@ def plain_environ() -> Iterator[dict[str, str]]:
     yield dict(os.environ)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "launcher",
+    ("launcher", "rounds"),
     [
-        "mpich",
-        *(pytest.param(item, marks=pytest.mark.slow) for item in ("openmpi", "srun")),
-        pytest.param("torchrun", marks=pytest.mark.soak),
+        ("mpich", 2),
+        *(slow(launcher, 2) for launcher in ("openmpi", "srun")),
+        *(soak(*case) for case in (("torchrun", 40), ("srun", 100), ("openmpi", 80), ("mpich", 80))),
     ],
 )
 def test_processes_of_a_launcher_that_are_killed_leave_one_committed_build(
-    launcher: str, reader: Reader, tmp_path: Path
+    launcher: str, rounds: int, reader: Reader, tmp_path: Path
 ) -> None:
     need(launcher)
-    figures = launches(launcher, 2, reader.path, tmp_path, fresh_seed())
+    figures = launches(launcher, rounds, reader.path, tmp_path, fresh_seed())
     print(f"\n{launcher}: {dict(figures)}, {reader.looks} looks of a reader")
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_a_thousand_rounds(reader: Reader, tmp_path: Path) -> None:
-    figures = {"plain": process_rounds(700, reader.path, tmp_path, 1)}
-    for launcher, rounds in {"srun": 100, "openmpi": 80, "mpich": 80, "torchrun": 40}.items():
-        need(launcher)
-        figures[launcher] = launches(launcher, rounds, reader.path, tmp_path, 1)
-    print(f"\n{ {name: dict(value) for name, value in figures.items()} }, {reader.looks} looks of a reader")
-    assert sum(value["rounds"] for value in figures.values()) == 1000

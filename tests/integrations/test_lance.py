@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lance.sampler import Sampler
 from lance.torch.data import LanceDataset
+from tests.support.marks import slow
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
@@ -57,7 +58,7 @@ def samplers(world_size: int, **options: Any) -> list[ShardedSampler]:
 
 @pytest.mark.parametrize(
     ("start", "epochs"),
-    [("fork", (1, 0)), pytest.param("spawn", (None, None, 0), marks=pytest.mark.slow)],
+    [("fork", (1, 0)), slow("spawn", (None, None, 0))],
     ids=["new workers", "persistent workers"],
 )
 def test_workers_of_lances_loader_read_the_same_steps(

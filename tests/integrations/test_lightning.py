@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import sys
 from collections import Counter
 from fractions import Fraction
@@ -12,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.jobs import run, started
+from tests.support.jobs import run
+from tests.support.marks import soak
 from tests.support.packages import need_package
 
 import rankfeed as rf
@@ -68,9 +68,7 @@ def planned(rank: int, epochs: range, ranks: int = 2, samples: int = SAMPLES, ta
     ]
 
 
-@pytest.fixture(
-    scope="module", params=["lightning.pytorch", pytest.param("pytorch_lightning", marks=pytest.mark.soak)]
-)
+@pytest.fixture(scope="module", params=["lightning.pytorch", soak("pytorch_lightning")])
 def out(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What all cells told, run in one pair of processes."""
     folder = tmp_path_factory.mktemp("cells")
@@ -150,12 +148,10 @@ def test_overfitting_has_the_same_batches_each_epoch_and_refuses_to_shuffle(out:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("ranks", [3, soak(1)])
 def test_a_checkpoint_goes_on_on_other_ranks(ranks: int, out: Path) -> None:
-    """Of a last batch, of an exception, and of a job that killed itself a step after its checkpoint of step 2."""
-    cells = {"last_batch": STEPS, "failed": 2, "killed": 2}
-    with started(job(2, out, "killed"), out / "log-killed") as process:
-        assert process.wait(HANG) == -signal.SIGKILL, (out / "log-killed").read_text()[-6000:]
+    """Of a last batch, and of an exception; of a killed job: tests/launch/test_frameworks.py."""
+    cells = {"last_batch": STEPS, "failed": 2}
     run(job(ranks, out, *(f"after_{cell}" for cell in cells)), out / f"log-{ranks}", HANG)
     for cell, kept in cells.items():
         told = lines(out, f"after_{cell}", ranks)
@@ -168,8 +164,6 @@ def test_a_checkpoint_goes_on_on_other_ranks(ranks: int, out: Path) -> None:
         for rank in range(ranks):
             later = [step for step in steps(told[rank]) if step[0] > 0]
             assert later == planned(rank, range(1, 3), ranks, take=SAMPLES)
-    for path in [*out.glob("killed-*.jsonl")]:
-        path.unlink()
 
 
 def test_a_checkpoint_of_a_validation_goes_on_in_the_middle(out: Path) -> None:
@@ -197,21 +191,6 @@ def test_unequal_loaders_of_somebody_else_are_an_error_before_training(out: Path
         assert steps(told) == []
         assert [fact["error"] for fact in facts(told)] == ["PlanError"] * 2  # in fit, and in validate
         assert all("rank 0: 8, rank 1: 6" in fact["says"] for fact in facts(told))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_means_are_exact_for_sizes_that_do_not_divide(ranks: int, tmp_path: Path) -> None:
-    run(job(ranks, tmp_path, "means"), tmp_path / "log", HANG)
-    values = torch.randn(40, generator=torch.Generator().manual_seed(0)).double()
-    for of_rank in lines(tmp_path, "means", ranks):
-        means = [fact for fact in facts(of_rank) if "samples" in fact]
-        found = {(fact["samples"], fact["tail"]): fact["mean"] for fact in means}
-        sizes = [
-            (size, tail) for size in range(1, 41) for tail in ("even", "pad") if size >= ranks or tail == "pad"
-        ]
-        assert list(found) == sizes
-        assert found == {(size, tail): (values[:size].sum() / size).item() for size, tail in sizes}
 
 
 def test_what_a_mean_is_taken_of_must_fit() -> None:

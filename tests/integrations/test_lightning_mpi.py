@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 
+import pytest
 from tests.support.environ import of_no_launcher
 from tests.support.packages import need_package
 
@@ -26,6 +27,7 @@ def run(**environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_without_an_mpi_library_the_check_says_what_to_install() -> None:
     done = run()
     before, found, _ = done.stderr.partition("RuntimeError: cannot load MPI library")

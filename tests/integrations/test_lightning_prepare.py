@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.support.jobs import family, run, started
+from tests.support.marks import slow, soak
 from tests.support.packages import need_package
 
 need_package("lightning")
@@ -52,11 +53,11 @@ def test_every_rank_of_a_trainer_gets_what_was_built_once(tmp_path: Path) -> Non
     ("fails", "told"),
     [
         # All ranks are there, one of them when it is over.
-        pytest.param("late", ["setup-late-0", "setup-late-1"], marks=pytest.mark.soak),
+        soak("late", ["setup-late-0", "setup-late-1"]),
         # Rank 1 waits in a barrier of Lightning's, which the end of rank 0 breaks.
-        pytest.param("both", ["prepare_data-both-0"], marks=pytest.mark.slow),
+        slow("both", ["prepare_data-both-0"]),
         # There is but one process yet.
-        pytest.param("before", ["outside-before-0"], marks=pytest.mark.soak),
+        soak("before", ["outside-before-0"]),
     ],
 )
 def test_a_build_that_raises_ends_all_ranks(fails: str, told: list[str], tmp_path: Path) -> None:

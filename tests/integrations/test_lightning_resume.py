@@ -2,12 +2,15 @@
 
 import warnings
 from collections import Counter
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.loading.feeds import StatefulStream
+from tests.support.marks import slow
 from tests.support.packages import need_package
 
 import rankfeed as rf
@@ -24,6 +27,11 @@ from rankfeed.integrations.lightning import LoaderCheck  # noqa: E402
 pytestmark = [pytest.mark.timeout(280), pytest.mark.filterwarnings("ignore")]
 SAMPLES, ROWS, STEPS = 22, 4, 6
 SOURCE = rf.from_dataset([{"id": each} for each in range(SAMPLES)])
+
+#: Rows of a batch of a resumed job, and what limits it.
+OTHER_LIMITS = [
+    slow(*case) for case in ((2, "max_epochs"), (8, "max_epochs"), (2, "max_steps"), (ROWS, "max_steps"))
+]
 
 #: The epoch, and the ids of a batch that was trained on.
 Steps = list[tuple[int, list[Any]]]
@@ -129,11 +137,10 @@ def epoch_ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("rows", [2, ROWS, 8])
-@pytest.mark.parametrize("limit", ["max_epochs", "max_steps"])
+@pytest.mark.parametrize(("rows", "limit"), [(ROWS, "max_epochs"), (8, "max_steps"), *OTHER_LIMITS])
 @pytest.mark.parametrize("saved", ["last_batch", "epoch_end", "after_fit"])
 def test_after_an_epoch_the_next_ones_are_whole(
-    saved: str, limit: str, rows: int, epoch_ends: dict[str, Path]
+    saved: str, rows: int, limit: str, epoch_ends: dict[str, Path]
 ) -> None:
     due = planned(range(1, 3), rows)
     ends = {"max_epochs": 3, "max_steps": STEPS + len(due)}
@@ -150,10 +157,9 @@ def test_it_can_be_resumed_again(saved: str, tmp_path: Path, epoch_ends: dict[st
     assert once.trained + again.trained == planned(range(1, 3))
 
 
-@pytest.mark.parametrize("rows", [2, ROWS, 8])
-@pytest.mark.parametrize("limit", ["max_epochs", "max_steps"])
+@pytest.mark.parametrize(("rows", "limit"), [(ROWS, "max_epochs"), (8, "max_steps"), *OTHER_LIMITS])
 @pytest.mark.parametrize("saved", ["fit.ckpt", "step=4.ckpt"])
-def test_an_epoch_that_max_steps_ended_early_goes_on(saved: str, limit: str, rows: int, tmp_path: Path) -> None:
+def test_an_epoch_that_max_steps_ended_early_goes_on(saved: str, rows: int, limit: str, tmp_path: Path) -> None:
     run, first = trainer(saver(tmp_path), max_steps=4), Model()
     run.fit(first, loader())
     run.save_checkpoint(tmp_path / "fit.ckpt")
@@ -191,7 +197,7 @@ def stopped(folder: Path, hook: str, batch: int, **options: Any) -> Model:
         "on_train_batch_end",
     ],
 )
-@pytest.mark.parametrize("batch", [3, STEPS - 1, STEPS])
+@pytest.mark.parametrize("batch", [3, *map(slow, (STEPS - 1, STEPS))])
 def test_what_an_exception_stopped_goes_on_with_the_batch_in_hand(batch: int, hook: str, tmp_path: Path) -> None:
     before = stopped(tmp_path, hook, batch, val_check_interval=3)
     for limit in ({"max_epochs": 2}, {"max_steps": 2 * STEPS}):
@@ -202,7 +208,7 @@ def test_what_an_exception_stopped_goes_on_with_the_batch_in_hand(batch: int, ho
 
 
 @pytest.mark.parametrize("rows", [2, 8])
-@pytest.mark.parametrize("batch", [3, STEPS - 1])
+@pytest.mark.parametrize("batch", [3, slow(STEPS - 1)])
 def test_what_an_exception_stopped_goes_on_with_another_batch_size(batch: int, rows: int, tmp_path: Path) -> None:
     before = stopped(tmp_path, "training_step", batch)
     after = resumed(tmp_path / "stopped.ckpt", rows, max_epochs=2)
@@ -290,22 +296,7 @@ def numbers(epoch: int) -> Any:
     return ({"id": 100 * epoch + number} for number in range(9))
 
 
-class Counting:
-    """A stream with a state of its own."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Any:
-        while self.at < 9:
-            self.at += 1
-            yield {"id": self.at}
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+Counting = partial(StatefulStream, 9, "id")
 
 
 @pytest.mark.parametrize("stream", [numbers, Counting], ids=["counted", "with its own state"])
@@ -354,7 +345,7 @@ def test_a_stream_that_is_stopped_by_an_error_comes_again_with_the_batch_in_hand
         )
     (checkpoint,) = tmp_path.iterdir()
     trainer(max_epochs=1).fit(rest, rf.Loader(rf.from_iterable(Counting), 2), ckpt_path=checkpoint)
-    assert samples(stopped.trained + rest.trained, 0) == Counter(range(1, 10))
+    assert samples(stopped.trained + rest.trained, 0) == Counter(range(9))
 
 
 def test_a_stream_cannot_train_and_validate_at_the_same_time() -> None:
@@ -407,9 +398,10 @@ def every_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("hook", "use"),
     [
-        *(("setup", "length"), ("configure_optimizers", "length"), ("configure_optimizers", "batch")),
-        *(("on_fit_start", "length"), ("on_fit_start", "batch"), ("on_fit_start", "epoch")),
-        *(("on_train_start", "length"), ("on_train_start", "batch")),
+        ("configure_optimizers", "batch"),
+        *(slow(hook, "length") for hook in ("setup", "configure_optimizers", "on_fit_start", "on_train_start")),
+        *(slow("on_fit_start", use) for use in ("batch", "epoch")),
+        slow("on_train_start", "batch"),
     ],
 )
 def test_what_uses_the_loader_before_training_changes_neither_its_position_nor_later_checkpoints(
@@ -517,7 +509,7 @@ def test_a_checkpoint_that_repeats_its_epoch_is_refused(
 
 
 @pytest.mark.parametrize("saved", ["last_batch", "epoch_end", "after_fit"])
-@pytest.mark.parametrize(("rows", "limit"), [(ROWS, "max_steps"), (2, "max_epochs"), (8, "max_steps")])
+@pytest.mark.parametrize(("rows", "limit"), [(ROWS, "max_steps"), *map(slow, (2, 8), ("max_epochs", "max_steps"))])
 def test_without_the_callback_no_epoch_is_cut_short(
     saved: str, rows: int, limit: str, epoch_ends: dict[str, Path]
 ) -> None:

@@ -10,9 +10,6 @@ PROJECT = """
 def sound(rank, world_size):
     return [{"sample_id": [number]} for number in range(rank, 18, world_size)]
 
-def uneven(rank, world_size):
-    return [{"sample_id": [number]} for number in range(rank, 16, world_size)]
-
 def broken(rank, world_size):
     return [{"sample_id": [number]} for number in range(18)]
 
@@ -20,9 +17,6 @@ OPTIONS = {"epochs": 1, "start_methods": ["fork"]}
 
 def test_sound(rankfeed):
     assert rankfeed.assert_exactly_once(sound, ranks=2, workers=0, **OPTIONS).verdict == "sound"
-
-def test_uneven(rankfeed):
-    rankfeed.assert_exactly_once(uneven, ranks=2, workers=0, **OPTIONS)
 
 def test_broken(rankfeed):
     rankfeed.assert_exactly_once(broken, ranks=2, workers=0, **OPTIONS)
@@ -42,8 +36,7 @@ def test_a_project_holds_its_loaders_to_it(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
-    assert "3 ranks on 3 nodes, no workers, epoch 0: rank 0 takes 6, rank 1 takes 5" in done.stdout
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "not-sharded-by-rank" in done.stdout
     assert "remedy: give each rank its share" in done.stdout
 

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from rankfeed.errors import ArgumentError
 from rankfeed.integrations.webdataset.samples import ResamplingPlan
-from rankfeed.plan import Schedule
-from rankfeed.topology import Topology
 
 
 @given(st.integers(1, 2**40), st.integers(1, 2**40), st.booleans(), st.integers(0, 9), st.data())
@@ -35,19 +33,6 @@ def test_without_replacement_all_samples_come_before_any_again(
         assert max(deal.values()) == 1
         if size - first >= population:
             assert deal == Counter(range(population))
-
-
-@given(st.integers(1, 50), st.integers(1, 300), st.integers(1, 7), st.integers(1, 9), st.booleans())
-def test_ranks_read_each_draw_once(
-    population: int, size: int, world: int, batch_size: int, replacement: bool
-) -> None:
-    draws = ResamplingPlan(population, max(size, world), replacement=replacement, seed=4)
-    read: Counter[int] = Counter()
-    for rank in range(world):
-        schedule = Schedule(draws, batch_size=batch_size, topology=Topology(rank=rank, world_size=world))
-        for step in range(len(schedule)):
-            read.update(schedule.batch(step)[schedule.valid(step)].tolist())
-    assert read == Counter(draws.sample_ids(0, np.arange(draws.num_samples)).tolist())
 
 
 def test_with_replacement_every_sample_is_as_likely_as_any_other() -> None:

@@ -12,6 +12,7 @@ import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loading.feeds import ranks
+from tests.support.marks import slow, soak
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
@@ -293,7 +294,7 @@ def epoch_of(loader: DataLoader[Any]) -> list[Keys]:
     return [list(names) for (names,) in loader]
 
 
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start", ["fork", slow("spawn")])
 def test_persistent_workers_follow_set_epoch_also_after_a_pass_that_was_broken_off(start: str) -> None:
     stage = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
     loader = loaded(stage, persistent_workers=True, multiprocessing_context=start)
@@ -316,7 +317,7 @@ def test_persistent_workers_go_on_to_the_next_epoch_by_themselves() -> None:
         assert list(chain.from_iterable(epoch_of(loader))) == wanted
 
 
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("start", ["fork", soak("spawn")])
 def test_new_workers_begin_the_next_epoch_unless_one_is_set(start: str) -> None:
     stage = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
     loader = loaded(stage, multiprocessing_context=start)
@@ -340,7 +341,7 @@ def set_and_say(stage: ShardedSamples, said: Any) -> None:
     said.put(stage.epoch)
 
 
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start", ["fork", slow("spawn")])
 def test_a_rank_started_with_a_copy_sets_the_epoch_of_no_other(start: str) -> None:
     stage = ShardedSamples(source(20), shuffle=True)
     context = torch.multiprocessing.get_context(start)

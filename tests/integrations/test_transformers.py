@@ -1,7 +1,6 @@
 """The Trainer of Transformers: each sample once, equal steps, resumed by seeking, evaluated exactly."""
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import transformers
 from accelerate.state import AcceleratorState
 from tests.integrations.jobs import transformers_feed as job
 from tests.support import jobs
+from tests.support.marks import slow, soak
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
@@ -35,76 +35,24 @@ def _no_accelerator_for_other_modules() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def launch(ranks: int, out: Path, dies: bool = False, **options: Any) -> list[list[dict[str, Any]]]:
-    """What each rank trained on, batch by batch."""
-    log = out / f"{options['name']}.log"
-    command = jobs.torchrun(ranks, SCRIPT, out, json.dumps({"do": ["train"], "samples": SAMPLES, **options}))
-    if dies:
-        with jobs.started(command, log) as job:
-            assert job.wait(300) != 0
-        assert "SIGKILL" in log.read_text() or "Signal 9" in log.read_text(), log.read_text()[-3000:]
-    else:
-        jobs.run(command, log, 300)
-    lines = [(out / f"{options['name']}-{rank}.jsonl").read_text().splitlines() for rank in range(ranks)]
-    return [[json.loads(line) for line in rank] for rank in lines]
-
-
-def told(out: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / f"{name}-0.json").read_text())
-    return found
-
-
-def samples_of(ranks: list[list[dict[str, Any]]], epoch: int, before: int = 10**9) -> Counter[int]:
-    batches = [batch for rank in ranks for batch in rank if batch["epoch"] == epoch and batch["update"] < before]
-    return Counter(sample for batch in batches for sample in batch["ids"])
-
-
 def arguments(**more: Any) -> dict[str, Any]:
     every = {"save_strategy": "steps", "save_steps": 3, "seed": 7, "num_train_epochs": 3}
     return {**every, "per_device_train_batch_size": BATCH, **more}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("others", [[3], pytest.param([1, 2, 3, 4], marks=pytest.mark.soak)], ids=str)
-def test_a_killed_job_resumes_in_mid_epoch_on_other_ranks(others: list[int], tmp_path: Path) -> None:
-    # 83 samples in global batches of 8: 11 steps an epoch, the last two of 10 samples together.
-    killed = launch(2, tmp_path, dies=True, name="killed", kill=17, arguments=arguments())
-    assert samples_of(killed, 0) == Counter(range(SAMPLES))
-    assert len({sum(batch["epoch"] == 0 for batch in rank) for rank in killed}) == 1, "equal steps"
-    at = 15  # the last checkpoint: 4 steps into the second epoch
-    assert (tmp_path / "run" / f"checkpoint-{at}" / "trainer_state.json").exists()
-    for ranks in others:
-        out = tmp_path / f"on{ranks}"
-        shutil.copytree(tmp_path / "run", out / "run")
-        rest = launch(ranks, out, name="rest", resume=True, arguments=arguments())
-        assert all(batch["update"] >= at for rank in rest for batch in rank)
-        assert samples_of(killed, 1, before=at) + samples_of(rest, 1) == Counter(range(SAMPLES))
-        assert samples_of(rest, 2) == Counter(range(SAMPLES))
-        assert len({len(rank) for rank in rest}) == 1, "equal steps"
-        done = told(out, "rest")
-        assert done["updates"] == done["max"] == at + len(rest[0])
-        assert done["epochs"] == sorted(done["epochs"])
-        assert 1 < done["epochs"][0] < 2
-        assert done["epochs"][-1] == 3.0
-        orders = [[b["ids"] for b in rank if b["epoch"] == e] for rank in rest for e in (1, 2)]
-        assert orders[0] != orders[1][-len(orders[0]) :], "a new order each epoch"
-        if ranks == 2:
-            assert done["max"] == 33, "what the uninterrupted run would take"
-    first = [b["ids"] for b in killed[0] if b["epoch"] == 0]
-    second = [b["ids"] for b in killed[0] if b["epoch"] == 1]
-    assert first[: len(second)] != second, "a new order each epoch"
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(700)
-def test_ranks_without_a_sample_left_take_part_and_count_for_nothing(tmp_path: Path) -> None:
-    alone = arguments(per_device_train_batch_size=1, save_steps=81, num_train_epochs=1)
-    before = launch(1, tmp_path, dies=True, name="before", kill=82, arguments=alone)
-    rest = launch(3, tmp_path, name="rest", resume=str(tmp_path / "run" / "checkpoint-81"), arguments=alone)
-    assert samples_of(before, 0, before=81) + samples_of(rest, 0) == Counter(range(SAMPLES))
-    assert sorted(map(len, rest)) == [0, 1, 1]
-    assert told(tmp_path, "rest")["updates"] == 82
+def test_ranks_without_a_sample_left_take_part_and_count_for_nothing() -> None:
+    counted = Counter[int]()
+    for rank in range(3):
+        options: dict[str, Any] = {"shuffle": True, "batch_transform": PadTokens(causal=True)}
+        topology = rf.Topology(rank=rank, world_size=3)
+        loader = rf.Loader(rf.from_dataset(job.Sequences(SAMPLES)), 1, topology=topology, **options)
+        loader.load_state_dict({**loader.state_dict(), "position": SAMPLES - 2, "steps": SAMPLES - 2})
+        (batch,) = TrainerFeed(loader)
+        assert len(batch["input_ids"]) == 1
+        if (batch["labels"] != -100).any():
+            counted.update(job.ids_of(batch["input_ids"]))
+    left = rf.Plan(SAMPLES, shuffle="global").sample_ids(0, [SAMPLES - 2, SAMPLES - 1])
+    assert counted == Counter(left.tolist())
 
 
 @pytest.mark.parametrize("tail", ["even", "pad"])
@@ -137,14 +85,13 @@ def in_one_process(samples: int, by_token: bool) -> dict[str, Any]:
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize(
     ("ranks", "sizes"),
-    [(3, range(1, 41, 5)), *(pytest.param(n, range(1, 41), marks=pytest.mark.soak) for n in (1, 2, 3, 4))],
+    [(3, range(1, 41, 5)), *(soak(n, range(1, 41)) for n in (1, 2, 3, 4))],
     ids=str,
 )
 def test_metrics_count_each_prediction_and_label_once(ranks: int, sizes: range, tmp_path: Path) -> None:
-    options = json.dumps({"do": ["exact"], "exact_sizes": [*sizes]})
-    jobs.run(jobs.torchrun(ranks, SCRIPT, tmp_path, options), tmp_path / "log", 900)
+    jobs.run(jobs.torchrun(ranks, SCRIPT, tmp_path, json.dumps([*sizes])), tmp_path / "log", 900)
     for rank in range(ranks):
-        results = json.loads((tmp_path / f"exact-{rank}.json").read_text())
+        results = json.loads((tmp_path / f"{rank}.json").read_text())
         assert len(results) == 4 * len(sizes)
         for result in results:
             samples, by_batch = result["samples"], result["by_batch"]
@@ -342,7 +289,7 @@ class Unfed(transformers.Trainer):
     [
         "source",
         "loader",
-        *(pytest.param(way, marks=pytest.mark.slow) for way in ("accelerated", "sampler", "stream")),
+        *map(slow, ("accelerated", "sampler", "stream")),
     ],
 )
 def test_a_trainer_without_the_mixin_trains_but_is_not_resumed(

@@ -13,6 +13,7 @@ import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loading.feeds import ranks
+from tests.support.marks import slow
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
@@ -236,7 +237,9 @@ STAGES: dict[str, Callable[..., ShardedSamples]] = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize(("shards", "world_size", "workers"), [(5, 2, 0), (5, 2, 2), (3, 2, 2), (4, 3, 2)])
+@pytest.mark.parametrize(
+    ("shards", "world_size", "workers"), [(5, 2, 2), *(slow(*case) for case in ((5, 2, 0), (3, 2, 2), (4, 3, 2)))]
+)
 def test_stages_read_equal_steps(stage: str, shards: int, world_size: int, workers: int, data: Path) -> None:
     epochs = []
     for epoch in range(2):

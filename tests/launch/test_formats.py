@@ -13,9 +13,12 @@ from tests.launch.jobs.formats import GLOBAL_BATCH
 from tests.sources import writers
 from tests.sources.compare import digests
 from tests.support import jobs
+from tests.support.marks import slow
 
 SCRIPT = Path(__file__).parent / "jobs" / "formats.py"
 FORMATS = list(writers.FORMATS)
+#: A format for each kind of worker: tables, archives, files with an index of their own.
+FEW = ["lance", "webdataset", "parquet", "mds", "packed"]
 #: Kind of worker and their number.
 WORKERS = (("thread", 0), ("thread", 2), ("process", 2), ("stock", 0), ("stock", 2))
 RANKS = (1, 2, 3, 4)
@@ -85,18 +88,19 @@ def global_batches(said: Told) -> list[list[int]]:
 
 
 @pytest.mark.timeout(600)
-def test_every_sample_once_from_every_format_across_ranks_workers_and_resumptions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [FEW, slow(FORMATS)], ids=["few", "all"])
+def test_every_sample_once_across_ranks_workers_and_resumptions(names: list[str], tmp_path: Path) -> None:
     """A covering part of the table. Each format's second epoch is read by 2 ranks and continued by one.
 
     That resumes from the state that they left, with another kind of worker; beside it, each number of ranks reads
     an epoch from its start.
     """
     order = (2, 1)
-    table = Table(tmp_path, FORMATS)
-    resumed: dict[str, list[list[int]]] = {name: [] for name in FORMATS}
+    table = Table(tmp_path, names)
+    resumed: dict[str, list[list[int]]] = {name: [] for name in names}
     for leg, ranks in enumerate(order):
         parts, whole = [], []
-        for number, name in enumerate(FORMATS):
+        for number, name in enumerate(names):
             stop = {"stop": 2, "save": f"{name}.{leg}"} if leg + 1 < len(order) else {}
             load = {"load": f"{name}.{leg - 1}"} if leg else {}
             # Starting worker processes takes seconds each: here those of one format.

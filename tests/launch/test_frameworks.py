@@ -19,6 +19,7 @@ from tests.launch.slurm import slurm
 from tests.launch.test_topology_launchers import run
 from tests.support import jobs
 from tests.support.launchers import LAUNCHERS, TORCHRUN, need
+from tests.support.marks import soak
 from tests.support.network import need_network, network
 from tests.support.over_hosts import end, launched
 from tests.support.packages import need_package
@@ -173,7 +174,7 @@ def test_each_sample_once_under_slurm_in_frameworks_that_know_their_launcher(tmp
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
-    ["torchrun", *(pytest.param(each, marks=pytest.mark.soak) for each in ("srun", "openmpi", "mpich"))],
+    ["torchrun", *map(soak, ("srun", "openmpi", "mpich"))],
 )
 def test_each_sample_once_over_two_hosts(launcher: str, tmp_path: Path) -> None:
     need_network()
@@ -188,6 +189,13 @@ def test_each_sample_once_over_two_hosts(launcher: str, tmp_path: Path) -> None:
             end(started, log, 300)
     for cell in cells:
         check(out, cell, 4, launcher)
+
+
+@pytest.mark.slow
+def test_loops_of_frameworks_whose_rank_is_killed_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    """On 2 ranks, on 3, and on 2 again; the soak below has all frameworks and launchers."""
+    cells = ["accelerate:fork:2", "pyg_seeds:fork:2", "lightning:fork:0", "transformers:fork:0"]
+    check_all_killed("torchrun", cells, tmp_path, 400)
 
 
 @pytest.mark.soak

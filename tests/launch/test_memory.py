@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support import jobs
+from tests.support.marks import slow, soak
 
 import rankfeed as rf
 
@@ -69,9 +70,9 @@ def compare(tmp_path: Path, kind: str, nbytes: int, steps: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "nbytes", "steps"),
     [
-        pytest.param("large rows", 64 << 20, 1500, marks=pytest.mark.slow),
+        slow("large rows", 64 << 20, 1500),
         *(
-            pytest.param(*case, marks=pytest.mark.soak)
+            soak(*case)
             for case in (("tars", 64 << 20, 1500), ("large rows", 1 << 30, 6000), ("small rows", 1 << 30, 6000))
         ),
     ],

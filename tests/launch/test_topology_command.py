@@ -55,30 +55,3 @@ def test_all_ranks_of_a_launch_meet(launcher: str, data: Path, tmp_path: Path, r
     told = checked([*command, *TOPOLOGY], ranks, data, tmp_path, environ)
     assert told["launcher"] == launcher
     assert [(row["node"], row["local_rank"]) for row in told["ranks"]] == places
-
-
-def test_a_torchrun_in_a_batch_script_is_told_from_the_script(cluster, data, tmp_path):
-    script = tmp_path / "job.sh"
-    words = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--no-python", *TOPOLOGY, "--json", "--folder"]
-    quoted = " ".join(f"'{word}'" for word in [*words, str(tmp_path)])
-    alone = " ".join(f"'{word}'" for word in [*TOPOLOGY[:-1], "--json"])
-    script.write_text(f"#!/bin/bash\n{alone}\n{quoted}\n")
-    out = tmp_path / "out"
-    run(["sbatch", "--wait", "-n4", "-N1", "-o", str(out), str(script)], cluster, 200)
-    batch, agreed = (json.loads(line) for line in out.read_text().splitlines() if line.startswith("{"))
-    assert (batch["launcher"], batch["world_size"]) == ("single", 1)
-    assert batch["found_in"].startswith("no variable: SLURM_JOB_ID without a step")
-    assert (agreed["launcher"], len(agreed["ranks"])) == ("torchrun", 2)
-
-
-def test_two_processes_that_take_themselves_for_one_rank_end_all_tasks(cluster, tmp_path):
-    # What a wrapper does that sets Slurm's variables by itself, wrongly on one task.
-    wrapper = tmp_path / "wrapper.sh"
-    quoted = " ".join(f"'{word}'" for word in [*TOPOLOGY, "--timeout", "60", "--folder", str(tmp_path)])
-    wrapper.write_text(
-        f"#!/bin/bash\n[ $SLURM_PROCID = 2 ] && export SLURM_PROCID=1\n{quoted} 2>&1\necho status $?\n"
-    )
-    out = run(["srun", "-n3", "-N1", "bash", str(wrapper)], cluster, 200)
-    assert out.count("status 1") == 3, out
-    assert out.count("rank 1 was reported by 2 processes") == 3, out
-    assert out.count("rank 2 did not report") == 3, out

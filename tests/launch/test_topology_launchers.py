@@ -133,7 +133,13 @@ LAUNCHES = {
         two_nodes("mpich"),
     ),
 }
-SLOW = ("torchrun, by the process group", "torchrun, virtual local ranks")
+SLOW = (
+    "torchrun, by the process group",
+    "torchrun, virtual local ranks",
+    "Open MPI, a process beside it",
+    "srun, PMI 2",
+    "MPICH in an allocation",
+)
 
 
 @pytest.mark.parametrize(

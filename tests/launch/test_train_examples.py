@@ -12,6 +12,7 @@ from tests.launch.slurm import slurm
 from tests.launch.test_topology_launchers import run
 from tests.support import jobs
 from tests.support.launchers import LAUNCHERS, TORCHRUN, need
+from tests.support.marks import soak
 from tests.support.network import Host, Network, need_network, network
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -21,7 +22,7 @@ Place = tuple[int, int]
 
 pytestmark = pytest.mark.timeout(900)
 
-BY_MPI = pytest.mark.parametrize("launcher", [pytest.param("openmpi", marks=pytest.mark.soak), "mpich"])
+BY_MPI = pytest.mark.parametrize("launcher", [soak("openmpi"), "mpich"])
 
 
 def attempts(run_folder: Path) -> dict[Place, list[list[list[int]]]]:
@@ -114,33 +115,27 @@ def agent(net: Network, host: Host, folder: Path, *arguments: str) -> subprocess
 
 
 @pytest.mark.soak
-def test_a_lost_host_leaves_a_smaller_job_that_goes_on_by_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("change", "epochs", "ranks"), [("lost", 3, [4, 2]), ("joined", 20, [2, 4])])
+def test_a_job_that_a_host_leaves_or_joins_continues_by_itself(
+    change: str, epochs: int, ranks: list[int], tmp_path: Path
+) -> None:
     need_network()
-    folder, log = tmp_path / "run", tmp_path / "log-h1"
+    folder, log, arguments = tmp_path / "run", tmp_path / "log-h1", ["--epochs", str(epochs)]
     with network(2, tmp_path / "net") as net:
-        agents = [agent(net, host, folder) for host in net.hosts]
+        agents = [agent(net, host, folder, *arguments) for host in net.hosts[: ranks[0] // 2]]
         jobs.until(lambda: reached(folder, 0, 0, 2000), agents[0], log, 250)
-        net.hosts[1].lose()
-        assert agents[0].wait(250) == 0, log.read_text()
-    assert [ranks for _, ranks in starts(folder)] == [4, 2]
-    check_read_once(folder, 3)
-
-
-@pytest.mark.soak
-def test_a_host_that_joins_makes_a_larger_job_that_goes_on_by_itself(tmp_path: Path) -> None:
-    need_network()
-    folder, log = tmp_path / "run", tmp_path / "log-h1"
-    with network(2, tmp_path / "net") as net:
-        first = agent(net, net.hosts[0], folder, "--epochs", "20")
-        jobs.until(lambda: reached(folder, 0, 0, 2000), first, log, 250)
-        second = agent(net, net.hosts[1], folder, "--epochs", "20")
-        assert [each.wait(400) for each in (first, second)] == [0, 0], log.read_text()
-    assert [ranks for _, ranks in starts(folder)] == [2, 4]
-    check_read_once(folder, 20)
+        if change == "lost":
+            net.hosts[1].lose()
+            agents.pop()
+        else:
+            agents.append(agent(net, net.hosts[1], folder, *arguments))
+        assert [each.wait(400) for each in agents] == [0] * len(agents), log.read_text()
+    assert [count for _, count in starts(folder)] == ranks
+    check_read_once(folder, epochs)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [[2], pytest.param([4, 2], marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize("ranks", [[2], soak([4, 2])], ids=str)
 def test_the_batch_script_trains_on_two_nodes_and_resumes(ranks: list[int], tmp_path: Path) -> None:
     need("srun")
     folder, out = tmp_path / "run", tmp_path / "out"

@@ -1,4 +1,4 @@
-"""The four reports that this project began with: what the framework alone does today, and what it does with us."""
+"""The four reports that this project began with: what each of them asked for."""
 
 import json
 import sys
@@ -16,63 +16,42 @@ from tests.support import jobs
 from tests.support.launchers import OPENMPI, need
 
 SCRIPT = Path(__file__).parents[1] / "integrations" / "jobs" / "reports.py"
-RANKS = 2
 ROWS = [3 + 7 * number % 11 for number in range(22)]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def told(out: Path, cell: str, ranks: int = RANKS) -> list[Any]:
-    """What each rank of a launch by torchrun got."""
-    jobs.run(jobs.torchrun(ranks, SCRIPT, out, cell), out / f"{cell}.log", 250)
-    return read(out, cell, ranks)
-
-
-def read(out: Path, cell: str, ranks: int) -> list[Any]:
+def read(out: Path, cell: str, ranks: int = 2) -> list[Any]:
     return [json.loads((out / f"{cell}-{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def counted(ranks: list[list[list[int]]]) -> Counter[int]:
-    return Counter(each for batches in ranks for batch in batches for each in batch)
+@pytest.mark.parametrize(("cell", "size"), [("rows", 1000), ("shards", 15)])
+def test_each_row_and_each_sample_is_read_once_in_equal_steps(cell: str, size: int, out: Path) -> None:
+    """Over ranks and workers of Lance, and from three shards on two ranks of WebDataset."""
+    ranks = read(out, cell)
+    assert Counter(each for batches in ranks for batch in batches for each in batch) == Counter(range(size))
+    assert len({len(batches) for batches in ranks}) == 1
 
 
-def test_lance_reads_each_row_once_over_ranks_and_workers(tmp_path: Path) -> None:
-    lance.write_dataset(pa.table({"id": range(1000)}), str(tmp_path / "rows.lance"), max_rows_per_file=100)
-    alone = counted(told(tmp_path, "lance_alone"))
-    assert alone == Counter(dict.fromkeys(range(1000), 2)), "Lance has learnt about workers: tell so"
-    fed = told(tmp_path, "lance_fed")
-    assert counted(fed) == Counter(range(1000))
-    assert len({len(batches) for batches in fed}) == 1
+def test_lightning_takes_equal_steps_over_arrays_of_different_lengths(out: Path) -> None:
+    assert read(out, "trainer") == [{"train": 6, "val": 6, "mean": sum(ROWS) / len(ROWS)}] * 2
 
 
-def test_webdataset_deals_three_shards_to_two_ranks_evenly_with_nothing_to_configure(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks of torchrun got in all cells."""
+    folder = tmp_path_factory.mktemp("reports")
+    lance.write_dataset(pa.table({"id": range(1000)}), str(folder / "rows.lance"), max_rows_per_file=100)
     for shard in range(3):
-        with wds.TarWriter(str(tmp_path / f"{shard}.tar")) as writer:
+        with wds.TarWriter(str(folder / f"{shard}.tar")) as writer:
             for number in range(5):
                 writer.write({"__key__": f"{5 * shard + number:03}", "cls": number})
-    alone = told(tmp_path, "shards_alone")
-    assert all("you need to add an explicit nodesplitter" in rank["plain"] for rank in alone)
-    assert [sum(map(len, rank["split"])) for rank in alone] == [10, 5], "WebDataset splits evenly: tell so"
-    fed = told(tmp_path, "shards_fed")
-    assert counted(fed) == Counter(range(15))
-    assert len({len(batches) for batches in fed}) == 1
+    jobs.run(jobs.torchrun(2, SCRIPT, folder, "rows", "shards", "trainer"), folder / "log", 250)
+    return folder
 
 
 def test_geometric_processes_once_under_mpirun(tmp_path: Path) -> None:
     need("openmpi")
-    built = {}
-    for cell in ("graphs_alone", "graphs_fed"):
-        run([*OPENMPI, "-n", "4", sys.executable, str(SCRIPT), str(tmp_path), cell], timeout=250)
-        built[cell] = len(list(tmp_path.glob(f"{cell}-by-*")))
-    # All four, unless the machine holds one of them up for seconds.
-    assert 2 <= built["graphs_alone"] <= 4
-    assert built["graphs_fed"] == 1
-    assert read(tmp_path, "graphs_fed", 4) == [{"numbers": list(NUMBERS)}] * 4
-
-
-def test_lightning_takes_equal_steps_over_arrays_of_different_lengths(tmp_path: Path) -> None:
-    alone = told(tmp_path, "trainer_alone")
-    assert [rank["train"] for rank in alone] == [6, 5], "one rank trains while the other validates"
-    assert any("error" in rank for rank in alone), "they wait for each other until the group gives up"
-    fed = told(tmp_path, "trainer_fed")
-    assert fed == [{"train": 6, "val": 6, "mean": sum(ROWS) / len(ROWS)}] * RANKS
+    run([*OPENMPI, "-n", "4", sys.executable, str(SCRIPT), str(tmp_path), "graphs"], timeout=250)
+    assert len(list(tmp_path.glob("by-*"))) == 1
+    assert read(tmp_path, "graphs", 4) == [list(NUMBERS)] * 4

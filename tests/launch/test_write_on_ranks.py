@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.launch.test_topology_launchers import run
 from tests.support.launchers import MPICH, OPENMPI, need
+from tests.support.marks import slow
 
 import rankfeed as rf
 
@@ -28,7 +29,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "source"
 
 
-@pytest.mark.parametrize("launcher", ["openmpi", "mpich", pytest.param("srun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["mpich", *map(slow, ("openmpi", "srun"))])
 def test_three_ranks_write_one_data_set(
     launcher: str, source: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -86,8 +86,8 @@ class Memory(Source):
 
     def fetch(self, sample_ids: Any, columns: Sequence[str] | None = None) -> Columns:
         names = check_columns(columns, self.fields)
-        ids = check_ids(sample_ids, self.size).tolist()
-        return Columns.from_samples([{name: sample(each)[name] for name in names} for each in ids], self.fields)
+        rows = map(sample, check_ids(sample_ids, self.size).tolist())
+        return Columns.from_samples([{name: row[name] for name in names} for row in rows], self.fields)
 
 
 def sample(each: int) -> dict[str, Any]:
@@ -148,6 +148,24 @@ class Drawing(Tuples):
         return index, float(torch.rand(())), float(np.random.rand()), random.random()
 
 
+class StatefulStream:
+    """A stream of numbers that has a state: how many it has yielded, where it continues."""
+
+    def __init__(self, size: int, name: str = "x") -> None:
+        self.size, self.name, self.at = size, name, 0
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        while self.at < self.size:
+            self.at += 1
+            yield {self.name: self.at - 1}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
 def keyed(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {"y": sample["y"], "draw": rng.integers(1 << 60)}
 
@@ -191,15 +209,26 @@ def not_picklable(samples: list[Any]) -> Any:
     return {"lock": threading.Lock()}
 
 
-def conjugated(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+BYTES = np.arange(64, dtype=np.uint8)
+
+
+def every_kind(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Tensors, arrays and other values that are not all packed numbers."""
     numbers = torch.tensor([complex(each["y"], 1) for each in samples])
     return {
         "conjugated": numbers.conj(),
+        "negated": torch.view_as_complex(torch.ones(2, 2)).conj().imag,
         "half": torch.ones(len(samples), dtype=torch.bfloat16),
-        "column": torch.arange(6).reshape(2, 3).T,
-        "nothing": torch.empty(0, 4),
-        "number": torch.tensor(3.5),
+        "columns": [torch.arange(6).reshape(2, 3).T, torch.arange(10)[::3], torch.arange(3).expand(4, 3)],
+        "nothing": (torch.empty(0, 4), np.zeros((2, 0)), []),
+        "number": (torch.tensor(3.5), np.int64(3), np.float16(1.5), None),
         "sparse": torch.eye(3).to_sparse(),
+        "unsigned": torch.ones(5, dtype=torch.uint16),
+        "learned": [torch.nn.Parameter(torch.ones(2)).detach(), torch.ones(2, dtype=torch.bool)],
+        "arrays": [np.asfortranarray(np.arange(6).reshape(2, 3)), np.array([None, "x"]), np.array(True)],
+        "views": [BYTES[3:9], BYTES[:0], BYTES[20:60], BYTES[1:9].view(np.int32), BYTES[12:20].view(np.int32)],
+        "raw": [b"abc", b"", b"x" * 100_000],
+        "": torch.ones(2),
     }
 
 

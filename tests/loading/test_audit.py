@@ -59,39 +59,30 @@ def test_reports_of_all_ranks_together_prove_the_epoch(world_size: int, tail: st
     EpochAudit.merge([EpochAudit.merge(parts[1:]), parts[0]]).check()
 
 
-def test_two_processes_that_both_claim_rank_0_are_found() -> None:
-    with pytest.raises(AuditError, match=r"(?s)25 samples missing.*ranks \[0\], none from \[1\]") as caught:
-        EpochAudit.merge([report(0, 2, size=50, batch_size=5), report(0, 2, size=50, batch_size=5)]).check()
-    assert "give every process its own rank" in str(caught.value)
+# reports that do not fit together: the rank, number of ranks and options of each, the error
+UNFIT: list[tuple[list[tuple[int, int, dict[str, Any]]], str]] = [
+    (
+        [(0, 2, {"batch_size": 5})] * 2,
+        r"(?s)25 samples missing.*ranks \[0\], none from \[1\].*every process its own rank",
+    ),
+    ([(0, 1, {}), (1, 2, {})], "different parts of the data"),
+    ([(rank, 4, {}) for rank in (0, 1, 3)], r"none from \[2\]"),
+    ([(0, 2, {}), (0, 2, {"batch_size": 5}), (1, 2, {})], "processes of one rank delivered different samples"),
+    ([(0, 2, {}), (1, 2, {"seed": 9})], r"(?s)different parts of the data.*plan"),
+    ([], "no reports"),
+]
 
 
-def test_processes_that_all_claim_to_be_alone_are_found() -> None:
-    with pytest.raises(AuditError, match="different parts of the data"):
-        EpochAudit.merge([report(0, 1), report(1, 2)])
+@pytest.mark.parametrize(("parts", "said"), UNFIT)
+def test_reports_that_do_not_fit_together_are_an_error(parts: list[Any], said: str) -> None:
+    with pytest.raises(AuditError, match=said):
+        EpochAudit.merge([report(rank, ranks, **options) for rank, ranks, options in parts]).check()
 
 
-def test_a_missing_rank_is_named() -> None:
-    with pytest.raises(AuditError, match=r"none from \[2\]"):
-        EpochAudit.merge([report(rank, 4) for rank in (0, 1, 3)]).check()
-
-
-def test_peers_of_one_rank_count_once_and_must_agree() -> None:
-    peers = [report(rank, 2) for rank in (0, 1, 0, 1)]
-    together = EpochAudit.merge(peers)
+def test_peers_of_one_rank_count_once() -> None:
+    together = EpochAudit.merge([report(rank, 2) for rank in (0, 1, 0, 1)])
     together.check()
     assert len(together.delivered) == 50
-    with pytest.raises(AuditError, match="processes of one rank delivered different samples"):
-        EpochAudit.merge([report(0, 2), report(0, 2, batch_size=5), report(1, 2)])
-
-
-def test_nothing_to_merge_is_an_error_too() -> None:
-    with pytest.raises(AuditError, match="no reports"):
-        EpochAudit.merge([])
-
-
-def test_ranks_with_different_orders_are_found() -> None:
-    with pytest.raises(AuditError, match=r"(?s)different parts of the data.*plan"):
-        EpochAudit.merge([report(0, 2), report(1, 2, seed=9)])
 
 
 def counted(*intervals: tuple[int, int], size: int = 1000) -> EpochAudit:
@@ -548,6 +539,7 @@ def test_padding_rows_are_among_the_rows_that_went_in() -> None:
     loader = feed(size=10, batch_size=12, tail="pad", collate_fn=rows_of, audit=True)
     (batch,) = loader
     assert sorted(delivered([batch])) == list(range(10))
+    assert loader.stats()["samples"] == 10
     assert loader.audit_report is not None
     assert loader.audit_report.sound
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from functools import cache
 from itertools import chain
@@ -14,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.loading.feeds import Drawing, Memory, Wrapped, batch_from_globals, from_globals, keyed_all, same
+from tests.loading.feeds import Memory, keyed_all, same
 
 import rankfeed as rf
 from rankfeed.columns.columns import Columns, Dense
@@ -121,52 +120,6 @@ def test_a_source_is_told_of_each_step_once_and_in_good_time_from_the_first_on(s
         assert list(chain.from_iterable(source.told)) == expected
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"transform": from_globals, "batch_transform": batch_from_globals},
-        {"batch_transform": batch_from_globals},
-        {"source": Wrapped(Drawing(40)), "collate_fn": dict, "id_column": None},
-        {"ragged": "list", "columns": ["x", "name"]},
-    ],
-    ids=["plain", "globals", "batch", "dataset", "list"],
-)
-def test_a_maker_that_travelled_makes_the_same(options: dict[str, Any]) -> None:
-    if options.get("collate_fn") is dict:
-        options = {**options, "collate_fn": _rows}
-    ours = builder(**options)
-    theirs, plan = pickle.loads(pickle.dumps((ours, schedule(epoch=2))))
-    for step in (3, 0):
-        one, other = ours.build_step(schedule(epoch=2), step), theirs.build_step(plan, step)
-        assert same(one.batch, other.batch)
-        assert one.sample_ids.tolist() == other.sample_ids.tolist()
-        assert one.padding == other.padding
-
-
-def _rows(samples: list[Any]) -> dict[str, Any]:
-    return {"rows": samples}
-
-
-def test_a_samples_numbers_do_not_depend_on_its_neighbours() -> None:
-    plans = [schedule(), Schedule(Plan(40, seed=5), batch_size=7, topology=Topology())]
-    drawn: dict[int, set[float]] = {}
-    for plan in plans:
-        for step in range(len(plan)):
-            batch = builder(transform=from_globals).build_step(plan, step).batch
-            for each, number in zip(batch["id"].tolist(), batch["numpy"].tolist(), strict=True):
-                drawn.setdefault(each, set()).add(number)
-    assert len(drawn) == 40
-    assert all(len(numbers) == 1 for numbers in drawn.values())
-
-
-def test_ids_that_count_leave_out_rows_that_only_fill() -> None:
-    plan = schedule()
-    made = builder().build_step(plan, len(plan) - 1)
-    assert len(made.batch["y"]) == 3
-    assert len(made.sample_ids) == int(made.batch["valid"].sum()) < 3
-
-
 class Batched(torch.utils.data.Dataset[dict[str, float]]):
     """A Dataset that reads batches, and counts how often."""
 
@@ -192,11 +145,6 @@ def test_a_dataset_that_reads_batches_is_asked_for_batches_and_draws_the_same_ea
     again = list(rf.Loader(source, 4, topology=rf.Topology(), num_workers=1, worker_kind="process"))
     assert asked <= 3 + 1  # three batches, and once to look at the fields
     assert [batch["noise"].tolist() for batch in first] == [batch["noise"].tolist() for batch in again]
-
-
-def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(rf.errors.ArgumentError, match="unknown device"):
-        rf.Loader(rf.from_dataset([{"x": 1}]), device="nonsense")
 
 
 def test_dicts_that_fit_in_no_columns_are_collated_alike_by_every_engine() -> None:

@@ -29,9 +29,8 @@ def rows_of(name: str, ids: torch.Tensor) -> list[Any]:
     return [sample(each)[name] for each in ids.tolist()]
 
 
-@every_engine
-def test_ragged_columns_are_padded_with_zeros_and_have_lengths(engine: dict[str, Any]) -> None:
-    for batch in feed(**engine):
+def test_ragged_columns_are_padded_with_zeros_and_have_lengths() -> None:
+    for batch in feed():
         for name in ("x", "tokens"):
             rows = rows_of(name, batch["id"])
             assert batch[f"{name}_lengths"].tolist() == [len(row) for row in rows]
@@ -41,10 +40,9 @@ def test_ragged_columns_are_padded_with_zeros_and_have_lengths(engine: dict[str,
                 assert not padded[len(row) :].any()
 
 
-@every_engine
 @pytest.mark.parametrize("multiple", [1, 2, 3, 8, 500])
-def test_ragged_columns_are_padded_to_a_multiple(engine: dict[str, Any], multiple: int) -> None:
-    loader, plain = feed(pad_to=multiple, **engine), feed(**engine)
+def test_ragged_columns_are_padded_to_a_multiple(multiple: int) -> None:
+    loader, plain = feed(pad_to=multiple), feed()
     for batch, without in zip(loader, plain, strict=True):
         for name in ("x", "tokens"):
             longest = without[name].shape[1]
@@ -80,10 +78,9 @@ def test_with_a_multiple_a_model_is_compiled_for_few_shapes() -> None:
     assert graphs() > 1
 
 
-@every_engine
 @pytest.mark.parametrize("ragged", ["nested", "list"])
-def test_ragged_columns_are_nested_tensors_or_lists(engine: dict[str, Any], ragged: str) -> None:
-    for batch in feed(ragged=ragged, **engine):
+def test_ragged_columns_are_nested_tensors_or_lists(ragged: str) -> None:
+    for batch in feed(ragged=ragged):
         assert "x_lengths" not in batch
         for name in ("x", "tokens"):
             if ragged == "nested":
@@ -97,9 +94,8 @@ def test_ragged_columns_are_nested_tensors_or_lists(engine: dict[str, Any], ragg
             assert pieces[0].dtype == (torch.float32 if name == "x" else torch.int32)
 
 
-@every_engine
-def test_dense_columns_are_tensors_of_their_dtype_and_text_and_bytes_are_lists(engine: dict[str, Any]) -> None:
-    for batch in feed(**engine):
+def test_dense_columns_are_tensors_of_their_dtype_and_text_and_bytes_are_lists() -> None:
+    for batch in feed():
         assert (batch["y"].dtype, batch["point"].dtype) == (torch.int64, torch.float32)
         assert batch["y"].tolist() == [each * 10 for each in batch["id"].tolist()]
         assert np.array_equal(batch["point"], np.stack(rows_of("point", batch["id"])))
@@ -161,10 +157,9 @@ def test_named_tuples_stay_what_they_are(engine: dict[str, Any]) -> None:
         assert torch.equal(batch.image[:, 0], batch.label.float())
 
 
-@every_engine
-def test_a_collate_function_gets_the_samples(engine: dict[str, Any]) -> None:
+def test_a_collate_function_gets_the_samples() -> None:
     options: dict[str, Any] = {"collate_fn": _longest, "columns": ["tokens"]}
-    for batch, usual in zip(feed(**options, **engine), feed(), strict=True):
+    for batch, usual in zip(feed(**options), feed(), strict=True):
         assert batch["longest"] == int(usual["tokens_lengths"].max())
         assert same(batch["id"], usual["id"])
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.loading.feeds import ENGINES, NAMES, Memory, Pair, ReusedOutput, Wrapped, same
+from tests.loading.feeds import ENGINES, NAMES, Memory, Pair, ReusedOutput, StatefulStream, Wrapped, same
 from torch.utils.data import Dataset
 
 import rankfeed as rf
@@ -401,27 +401,12 @@ def test_ranks_that_read_one_stream_alone_fix_the_same_fields(engine: dict[str, 
 
 
 def test_a_stream_that_is_read_for_its_fields_loses_nothing_and_keeps_its_state() -> None:
-    class Own:
-        def __init__(self) -> None:
-            self.at = 0
-
-        def __iter__(self) -> Iterator[dict[str, int]]:
-            while self.at < 20:
-                self.at += 1
-                yield {"x": self.at - 1}
-
-        def state_dict(self) -> dict[str, int]:
-            return {"at": self.at}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.at = state["at"]
-
-    loader = rf.Loader(rf.from_iterable(Own), 3, tail="drop")
+    loader = rf.Loader(rf.from_iterable(partial(StatefulStream, 20)), 3, tail="drop")
     steps = iter(loader)
     assert [next(steps)["x"].tolist() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
     state = loader.state_dict()
     assert state["own"] == {"at": 6}
-    again = rf.Loader(rf.from_iterable(Own), 7, tail="drop")
+    again = rf.Loader(rf.from_iterable(partial(StatefulStream, 20)), 7, tail="drop")
     again.load_state_dict(state)
     assert [batch["x"].tolist() for batch in again] == [[6, 7, 8, 9, 10, 11, 12], [13, 14, 15, 16, 17, 18, 19]]
 

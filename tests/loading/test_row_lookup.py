@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import jobs
+from tests.support.marks import slow, soak
 from tests.support.tar import write_tar
 
 import rankfeed as rf
@@ -33,7 +34,7 @@ SCRIPT = """
 
 @pytest.mark.parametrize(
     "form",
-    ["packed", pytest.param("tar", marks=pytest.mark.slow), pytest.param("huggingface", marks=pytest.mark.soak)],
+    ["packed", slow("tar"), soak("huggingface")],
 )
 @pytest.mark.timeout(300)
 def test_an_epoch_over_more_files_than_may_be_open(form: str, tmp_path: Path) -> None:

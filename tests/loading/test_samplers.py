@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loading.feeds import Memory, Tuples, Wrapped, assert_once, delivered, feed, ranks, steps_of, take
+from tests.support.marks import soak
 from tests.support.packages import need_package
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
@@ -224,10 +225,7 @@ WORKERS: list[Any] = [
     {"num_workers": 2},
     {"num_workers": 2, "persistent_workers": True},
     *(
-        pytest.param(
-            {"num_workers": 2, "persistent_workers": persistent, "multiprocessing_context": method},
-            marks=pytest.mark.soak,
-        )
+        soak({"num_workers": 2, "persistent_workers": persistent, "multiprocessing_context": method})
         for persistent in (False, True)
         for method in ("spawn", "forkserver")
     ),

@@ -11,6 +11,7 @@ import torch.utils.data
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loading.feeds import ranks
+from tests.support.marks import soak
 
 from rankfeed.loading import split
 from rankfeed.topology import Topology
@@ -35,7 +36,7 @@ def loaded(dataset: Any, num_workers: int, **options: Any) -> list[int]:
     return list(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=num_workers, **options))
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("method", ["fork", soak("spawn")])
 def test_workers_of_a_stock_dataloader_share_a_ranks_items(method: str) -> None:
     for num_workers in (0, 1, 2):
         context = method if num_workers else None

@@ -51,7 +51,9 @@ def test_cache_hits_of_all_workers_are_counted(engine: Any) -> None:
     for _ in range(2):
         assert sum(len(batch["x"]) for batch in loader) == 40
     stats = loader.stats()
-    assert stats["cache_lookups"] == stats["samples"] == 80
+    assert (stats["steps"], stats["samples"], stats["padding_share"]) == (20, 80, 0.0)
+    assert stats["samples_per_second"] > 0
+    assert stats["cache_lookups"] == 80
     # A process has its own cache, and makes every other batch: it comes to the same chunks again.
     assert stats["cache_hits"] == 40
     assert stats["cache_hit_share"] == 0.5
@@ -200,7 +202,7 @@ def test_padding_is_counted_where_rows_have_no_elements(tmp_path: Path) -> None:
         (batch,) = loader
         assert batch["tokens_lengths"].tolist() == [0, 0, 3, 1]
         stats = loader.stats()
-        assert (stats["padding_bytes"], stats["padded_bytes"]) == (8 * 8, 12 * 8)
+        assert (stats["padding_bytes"], stats["padded_bytes"], stats["padding_share"]) == (8 * 8, 12 * 8, 8 / 12)
 
 
 def test_memory_counts_no_mapped_data(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.environ import of_no_launcher
+from tests.support.marks import slow
 from tests.support.prepared import build, control
 
 import rankfeed as rf
@@ -216,7 +217,13 @@ LAUNCHES: dict[str, tuple[list[Started], list[Started]]] = {
 }
 
 
-@pytest.mark.parametrize("case", LAUNCHES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        slow(name) if name in ("clocks, 0 s and 3600 s ahead", "clocks, -3600 s and 3600 s ahead") else name
+        for name in LAUNCHES
+    ],
+)
 def test_late_processes_of_a_launch_get_its_error_and_those_of_another_launch_build(case: str, path: Path) -> None:
     def start(variables: dict[str, str], ahead: int, _: bool) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -281,16 +288,22 @@ FAILING_RANK = """
 import sys, time
 from pathlib import Path
 import rankfeed as rf
+from rankfeed.prepare.wait import WaitReporter
+
+waiting, wait = Path(sys.argv[3]), WaitReporter.wait
+
+def note_and_wait(*arguments):
+    (waiting / sys.argv[4]).touch()
+    wait(*arguments)
 
 def build(staging):
     with open(sys.argv[2], "a") as builds:
         builds.write("1")
-    while len(list(Path(sys.argv[3]).iterdir())) < 3:
+    while len(list(waiting.iterdir())) < 2:
         time.sleep(0.05)
-    time.sleep(1)  # until the others wait for this build
     raise ValueError("no data")
 
-(Path(sys.argv[3]) / sys.argv[4]).touch()
+WaitReporter.wait = note_and_wait
 try:
     rf.prepare_once(sys.argv[1], build)
 except rf.errors.PrepareError as error:
@@ -300,9 +313,9 @@ except rf.errors.PrepareError as error:
 
 
 def test_ranks_with_a_shell_each_get_the_error_of_one_build(path: Path, tmp_path: Path) -> None:
-    (started := tmp_path / "started").mkdir()
+    (waiting := tmp_path / "waiting").mkdir()
     builds = tmp_path / "builds"
-    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", FAILING_RANK, path, builds, started]
+    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", FAILING_RANK, path, builds, waiting]
     ranks = [
         subprocess.Popen(
             [*command, str(rank)],

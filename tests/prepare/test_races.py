@@ -185,25 +185,11 @@ def test_an_interrupt_or_a_want_of_threads_leaves_no_lease(path: Path, monkeypat
     rf.prepare_once(path, build, timeout=5)
 
 
-def test_a_child_that_the_builder_forks_ends_nothing_of_its_parent(path: Path) -> None:
-    code = (
-        "import os, sys, rankfeed as rf\n"
-        "def build(staging):\n"
-        "    print('building', flush=True)\n"
-        "    pid = os.fork()\n"
-        "    if pid == 0: sys.exit(0)\n"
-        "    os.waitpid(pid, 0)\n"
-        "    (staging / 'a').write_text('a')\n"
-        "rf.prepare_once(sys.argv[1], build)\n"
-    )
-    command = [sys.executable, "-c", code, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
-    assert done.stdout == "building\n"
-    assert changed_files(path) == []
-
-
-@pytest.mark.parametrize("end", ["return", "raise ValueError('in the child')"])
-def test_a_child_that_comes_out_of_the_build_commits_and_tells_nothing(end: str, path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("sys.exit(0)", ""), ("return", "os._exit"), ("raise ValueError('in the child')", "in the child")],
+)
+def test_a_child_that_the_builder_forks_commits_and_tells_nothing(end: str, said: str, path: Path) -> None:
     code = (
         "import os, sys, rankfeed as rf\n"
         "def build(staging):\n"
@@ -219,7 +205,7 @@ def test_a_child_that_comes_out_of_the_build_commits_and_tells_nothing(end: str,
     command = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout == "building\nbuilt\n"
-    assert ("in the child" if "raise" in end else "os._exit") in done.stderr
+    assert said in done.stderr
     assert sorted(each.name for each in path.iterdir() if each.suffix != ".json") == ["a", "b"]
     assert changed_files(path) == []
 
@@ -364,21 +350,6 @@ def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path:
             assert BuildAttempt(path, lease_dir.directory, "", next_lease).run(second, 0)
     assert tried == Counter({"first": 1})
     assert {"first half", "second half"} <= set(os.listdir(path))
-
-
-@pytest.mark.parametrize("seen", [False, True], ids=["lost before", "stopped after the look at the lease"])
-def test_only_builds_of_the_dead_are_swept(tmp_path: Path, seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "data"
-    lease_dir = Lease(control(path))
-    with acquire(lease_dir) as lease, acquire(lease_dir, lease.owner) as next_lease:
-        turn, successor = (BuildAttempt(path, lease_dir.directory, "", each) for each in (lease, next_lease))
-        theirs = []
-        if seen:
-            monkeypatch.setattr(lease, "is_held", lambda: not theirs.append(successor.new_staging_dir()))
-        else:
-            theirs.append(successor.new_staging_dir())
-        turn.new_staging_dir()
-        assert [build.is_dir() for build in theirs] == [True]
 
 
 @pytest.mark.parametrize("kept", ["in the function", "by the program"])

@@ -20,7 +20,6 @@ from tests.support.prepared import build, control
 
 import rankfeed as rf
 from rankfeed.errors import PrepareError
-from rankfeed.prepare import swap
 from rankfeed.prepare.inputs import key_with_inputs
 from rankfeed.prepare.marker import MARKER_NAME, changed_files
 
@@ -268,15 +267,6 @@ def test_who_may_not_take_over_is_told_by_whose_leave_he_might() -> None:
         (control(top / "data") / "0123456789abcdef.lock").touch()
         with unprivileged(), pytest.raises(PrepareError, match=r"Permission denied[\s\S]*ask root, the owner of"):
             rf.prepare_once(top / "data", build)
-
-
-def test_a_folder_of_the_trial_move_is_not_left(path: Path) -> None:
-    rf.prepare_once(path, build, key="1")
-    control(path).mkdir()
-    assert swap.why_immovable(path, control(path)) == ""
-    assert os.listdir(control(path)) == []
-    assert changed_files(path) == []
-    control(path).rmdir()
 
 
 def test_a_build_that_is_there_did_not_fail(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

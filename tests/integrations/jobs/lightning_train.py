@@ -7,8 +7,6 @@ processes. A line of OUT/CELL-RANK.jsonl is a step ([fit, epoch, sample ids]), o
 import gc
 import json
 import logging
-import os
-import signal
 import sys
 import warnings
 from importlib import import_module
@@ -38,7 +36,7 @@ class Model(L.LightningModule):
         self.layer = torch.nn.Linear(1, 1)
         self.cell = cell
         self.fit = 0
-        self.kill_after = self.fail_after = 0
+        self.fail_after = 0
 
     def tell(self, line: Any) -> None:
         with (OUT / f"{self.cell}-{self.trainer.global_rank}.jsonl").open("a") as file:
@@ -50,10 +48,6 @@ class Model(L.LightningModule):
         ids = {name: each["id"].tolist() for name, each in batch.items()} if "long" in batch else ids_of(batch)
         self.tell([self.fit, self.current_epoch, ids])
         return self.layer(torch.ones(1, 1)).sum()
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        if self.global_step == self.kill_after:
-            os.kill(os.getpid(), signal.SIGKILL)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         if not self.trainer.sanity_checking:
@@ -225,32 +219,6 @@ def uneven(cell: str) -> None:
     told(model, lambda: run.fit(model, batches, loader(shuffle=False)))
     told(model, lambda: trainer(1, **ours).validate(model, batches, verbose=False))
 
-
-def means(cell: str) -> None:
-    for samples in range(1, 41):
-        for tail in ("even", "pad"):
-            if samples < RANKS and tail == "even":
-                continue
-            source = rf.from_dataset([{"id": each, "value": value} for each, value in enumerate(VALUES[:samples])])
-            model = Model(cell)
-            run = trainer(1)
-            run.validate(model, rf.Loader(source, ROWS, tail=tail), verbose=False)
-            model.tell({"samples": samples, "tail": tail, "mean": run.callback_metrics["mean"].item()})
-
-
-def killed(cell: str) -> None:
-    """Ends by a signal in the first epoch, a step after a checkpoint."""
-    model = Model(cell)
-    model.kill_after = 3
-    trainer(3, saver(cell, every_n_train_steps=2)).fit(model, loader())
-
-
-def after_killed(cell: str) -> None:
-    trainer(3).fit(Model(cell), loader(), ckpt_path=OUT / "killed" / "step=2.ckpt")
-
-
-#: Random numbers of float32, whose sums in float64 are exact.
-VALUES = torch.randn(40, generator=torch.Generator().manual_seed(0)).numpy()
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

@@ -20,7 +20,7 @@ class Graphs(InMemoryDataset):
 
     def process(self) -> None:
         # Beside all roots, wherever this one is: prepare() has it built in a folder of its own.
-        (Path(sys.argv[1]) / f"{sys.argv[2]}-by-{os.getpid()}").touch()
+        (Path(sys.argv[1]) / f"by-{os.getpid()}").touch()
         time.sleep(3)
         graphs = [Data(x=torch.full((300, 8), float(number)), y=number) for number in NUMBERS]
         self.save(graphs, self.processed_paths[0])

@@ -1,13 +1,12 @@
-"""Run by torchrun: a Trainer with a tiny model is fed from rankfeed, killed, resumed, or only evaluates.
+"""Run by torchrun: a Trainer that is fed from rankfeed evaluates, and tells OUT/RANK.json what counted.
 
-Every rank writes a line for each batch that it trains on: epoch, update, ids of the samples (told by the tokens).
+transformers_feed.py OUT SIZES: SIZES is a list of numbers of samples in JSON.
 """
 
 import gc
 import itertools
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
+from transformers import GPT2Config, TrainingArguments
 
 import rankfeed as rf
 from rankfeed.integrations.transformers import FeedMixin, PadTokens
@@ -58,56 +57,12 @@ def config(**more: Any) -> GPT2Config:
 
 
 class Trainer(FeedMixin, transformers.Trainer):
-    ledger: Any = None
-
-    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        assert inputs["labels"].dtype == torch.int64
-        if (inputs["labels"] != -100).any():  # a stand-in row counts for nothing
-            line = {"epoch": self._feed.loader.epoch, "update": self.state.global_step}
-            print(json.dumps({**line, "ids": ids_of(inputs["input_ids"])}), file=self.ledger, flush=True)
-        else:
-            assert len(inputs["labels"]) == 1
-        return super().training_step(model, inputs, *args, **kwargs)
-
-
-class Killer(transformers.TrainerCallback):
-    def __init__(self, update: int) -> None:
-        self.update = update
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.update:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Epochs(transformers.TrainerCallback):
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.seen.append(state.epoch)
+    pass
 
 
 def arguments(out: Path, **more: Any) -> TrainingArguments:
     quiet = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no"}
     return TrainingArguments(**{"output_dir": str(out), "use_cpu": True, "save_strategy": "no", **quiet, **more})
-
-
-def train(out: Path, options: dict[str, Any]) -> None:
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    epochs = Epochs()
-    trainer = Trainer(
-        model=GPT2LMHeadModel(config()),
-        args=arguments(out / "run", **options["arguments"]),
-        train_dataset=rf.from_dataset(Sequences(options["samples"])),
-        data_collator=PadTokens(causal=True),
-        callbacks=[epochs, Killer(options.get("kill", -1))],
-    )
-    name = f"{options['name']}-{rank}"
-    trainer.ledger = (out / f"{name}.jsonl").open("w")
-    trainer.train(resume_from_checkpoint=options.get("resume"))
-    assert all(torch.isfinite(each).all() for each in trainer.model.parameters())
-    told = {"epochs": epochs.seen, "updates": trainer.state.global_step, "max": trainer.state.max_steps}
-    (out / f"{name}.json").write_text(json.dumps({**told, "world": world}))
 
 
 class Table(torch.nn.Module):
@@ -138,7 +93,7 @@ def pairs(predictions: Any, labels: Any) -> dict[str, Any]:
     }
 
 
-def exact(out: Path, options: dict[str, Any]) -> None:
+def evaluate(out: Path, sizes: list[int]) -> None:
     """Evaluations of a model that rounds nothing, in batches of two: labels by row and by token, metrics at once
     and batch by batch.
     """
@@ -150,14 +105,14 @@ def exact(out: Path, options: dict[str, Any]) -> None:
             seen.append(pairs(predictions.predictions, predictions.label_ids))
             return {"sum": seen[-1]["sum"]}
 
-        sizes = {"per_device_eval_batch_size": 2, "eval_accumulation_steps": 2, "batch_eval_metrics": by_batch}
+        options = {"per_device_eval_batch_size": 2, "eval_accumulation_steps": 2, "batch_eval_metrics": by_batch}
         trainer = Trainer(
             model=Table(by_token),
-            args=arguments(out / "run", **sizes),
+            args=arguments(out / "run", **options),
             data_collator=PadTokens(causal=by_token),
             compute_metrics=metrics,
         )
-        for samples in options["exact_sizes"]:
+        for samples in sizes:
             seen.clear()
             metric = trainer.evaluate(rf.from_dataset(Sequences(samples, label=not by_token)))
             case = {"by_token": by_token, "by_batch": by_batch, "samples": samples, "calls": len(seen)}
@@ -168,12 +123,10 @@ def exact(out: Path, options: dict[str, Any]) -> None:
             results.append({**case, **told, "loss": metric["eval_loss"], "sum": metric["eval_sum"]})
         told = trainer.predict(rf.from_dataset(Sequences(7, label=not by_token)))
         assert len(told.predictions) == len(told.label_ids) == 7
-    (out / f"exact-{os.environ['RANK']}.json").write_text(json.dumps(results))
+    (out / f"{os.environ['RANK']}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[2])
-    for name in given["do"]:
-        globals()[name](Path(sys.argv[1]), given)
+    evaluate(Path(sys.argv[1]), json.loads(sys.argv[2]))
     gc.collect()  # the model: as long as it lives, so do gloo's threads
     torch.distributed.destroy_process_group()

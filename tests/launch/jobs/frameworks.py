@@ -287,6 +287,8 @@ def run(cell: str, job: Job) -> None:
     if not launcher:
         job.meet()
     globals()[framework](job)
+    if state := sys.modules.get("accelerate.state"):  # with its state, the loaders of later cells are refused
+        state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def leave() -> None:

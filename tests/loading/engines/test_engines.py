@@ -20,8 +20,8 @@ from tests.loading.feeds import (
     assert_once,
     bad_at_13,
     batch_noise,
-    conjugated,
     delivered,
+    every_kind,
     feed,
     not_picklable,
     plain,
@@ -30,6 +30,7 @@ from tests.loading.feeds import (
     take,
     to_none,
 )
+from tests.support.marks import slow
 
 from rankfeed import errors
 from rankfeed.columns.columns import Columns
@@ -199,9 +200,9 @@ SAME: list[dict[str, Any]] = [
         for tail in ("even", "drop", "pad")
         for shuffle in ("none", "global", "window")
     ),
-    *({"ragged": "pad"}, {"ragged": "nested"}, {"ragged": "list"}, {"prefetch_factor": 5}),
+    *({"ragged": "pad", "pad_to": 8}, {"ragged": "nested"}, {"ragged": "list"}, {"prefetch_factor": 5}),
     {"transform": plain, "batch_transform": batch_noise, "tail": "pad"},
-    {"collate_fn": conjugated},
+    {"collate_fn": every_kind},
 ]
 
 
@@ -293,7 +294,7 @@ list(iterator)
 """
 
 
-@pytest.mark.parametrize(("ending", "status"), [("error", 1), pytest.param("exit", 5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("ending", "status"), [("error", 1), slow("exit", 5)])
 def test_a_transform_or_stream_that_hangs_does_not_keep_the_process_alive(ending: str, status: int) -> None:
     script = [sys.executable, "-c", HANGING, ending]
     done = subprocess.run(script, capture_output=True, text=True, timeout=600, check=False)

@@ -13,13 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from tests.loading.feeds import Pair, same
 
 from rankfeed._util.workers import Channel, PeerGoneError
-from rankfeed.loading.batch_builder import BatchResult, StageSeconds
 from rankfeed.loading.engines.messages import receive, serialize
 from rankfeed.loading.engines.regions import MIN_BYTES, BorrowedRegions, RegionPool, RegionSlice
 
@@ -70,44 +66,6 @@ def sent(value: Any, memory: Memory | None = None) -> Any:
             return receive(ours.receive(), None if memory is None else memory.borrowed)
         finally:
             sender.join()
-
-
-@given(
-    arrays.arrays(
-        st.sampled_from(["float32", "int64", "bool", "uint8", "complex64", "float16"]),
-        arrays.array_shapes(min_dims=0, min_side=0),
-        fill=st.just(1),
-    )
-)
-def test_arrays_and_tensors_of_any_shape_arrive_as_they_were(array: np.ndarray[Any, Any]) -> None:
-    arrived, tensor = sent((array, torch.from_numpy(array.copy())))
-    assert arrived.dtype == array.dtype
-    assert np.array_equal(arrived, array, equal_nan=array.dtype.kind in "fc")
-    assert np.array_equal(tensor.numpy(), array, equal_nan=array.dtype.kind in "fc")
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.ones(3, 4).T,
-        torch.arange(10)[::3],
-        torch.arange(3).expand(4, 3),
-        torch.ones(2, dtype=torch.bfloat16),
-        torch.complex(torch.ones(2), torch.ones(2)).conj(),
-        torch.view_as_complex(torch.ones(2, 2)).conj().imag,
-        torch.ones(2, requires_grad=True),
-        torch.nn.Parameter(torch.ones(2)),
-        torch.tensor(1.0),
-        torch.empty(0, 3),
-        torch.ones(5, dtype=torch.uint16),
-    ],
-    ids=lambda tensor: f"{tensor.dtype}{list(tensor.shape)}{tensor.stride()}",
-)
-def test_every_kind_of_tensor_arrives(tensor: torch.Tensor) -> None:
-    arrived = sent({"tensor": tensor})["tensor"]
-    assert type(arrived) is type(tensor)
-    assert arrived.requires_grad == tensor.requires_grad
-    assert same(arrived.detach().resolve_conj().resolve_neg(), tensor.detach().resolve_conj().resolve_neg())
 
 
 def test_structure_identity_and_plain_values_are_kept() -> None:
@@ -230,46 +188,6 @@ def test_an_array_that_dies_while_its_buffers_are_copied(memory: Memory, monkeyp
     monkeypatch.setattr(memory.pool, "lend", lend_and_forget)
     copies = memory.pool.copy_kept([each for each in lent if each is not None])
     assert len({each.region for each in [*lent, *copies] if isinstance(each, RegionSlice)}) == 3
-
-
-BYTES = np.arange(64, dtype=np.uint8)
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        {"x": torch.arange(5), "y": np.arange(6).reshape(2, 3), "name": ["a", "b"], "n": [1, None]},
-        {"raw": [b"abc", b"", b"x" * 100_000]},
-        {"views": [BYTES[3:9], BYTES[:0], BYTES[20:60]]},
-        {"views": [BYTES[1:9].view(np.int32), BYTES[13:21].view(np.int32)]},
-        {"views": [BYTES[0:8].view(np.int32), BYTES[12:20].view(np.int32)]},
-        {"": torch.ones(2), "x": torch.zeros(2)},
-        {"t": torch.ones(3, 4).T, "b": torch.ones(2, dtype=torch.bfloat16)},
-        {"f": np.asfortranarray(np.arange(6).reshape(2, 3)), "o": np.array([None, "x"])},
-        {"empty": torch.empty(0, 3), "scalar": torch.tensor(1.5), "list": []},
-        (torch.ones(2), [torch.zeros(3)]),
-    ],
-    ids=lambda batch: str(list(batch))[:30],
-)
-def test_batches_of_several_steps_arrive_as_they_were(batch: Any, memory: Memory) -> None:
-    results = [
-        BatchResult(step, batch, np.arange(step), StageSeconds(source=0.5), (1, 2), (3, 4)) for step in (0, 3)
-    ]
-    for one, other in zip(sent(results, memory), results, strict=True):
-        assert same(one.batch, other.batch)
-        assert one.sample_ids.tolist() == other.sample_ids.tolist()
-        assert one[3:] == other[3:]
-        assert isinstance(one.seconds, StageSeconds)
-        assert one.step == other.step
-
-
-def test_what_does_not_pickle_fails_before_a_byte_is_sent() -> None:
-    with pytest.raises(Exception, match="pickle"):
-        serialize((torch.ones(10), threading.Lock()))
-
-
-def test_a_lambda_arrives() -> None:
-    assert sent(lambda number: number + 1)(2) == 3
 
 
 def test_a_peer_that_closes_its_end_in_the_middle_of_a_message_is_an_error() -> None:

@@ -73,7 +73,6 @@ def of_fields(values: list[list[Any]], **options: Any) -> Any:
 
 def cases() -> dict[str, Any]:
     """What each rank is given, or its error; what needs no real group is in test_synchronized_end.py."""
-    processes: dict[str, Any] = {"num_workers": 2, "worker_kind": "process"}
     return {
         "one": told(lambda: train(rf.Loader(one(40), 3))),
         "one, workers": told(lambda: train(rf.Loader(one(40), 3, num_workers=2))),
@@ -82,7 +81,7 @@ def cases() -> dict[str, Any]:
         "pad, resumed": told(lambda: resumed(lambda: own([23, 8, 0]), "pad")),
         "failing": told(lambda: train(rf.Loader(own([23, 18, 21], failing=1), 2, tail="pad"))),
         "fields": told(lambda: of_fields([[[1], [2]] * 3, [[], [], [0.5, 1.5]], []])),
-        "fields, workers": told(lambda: of_fields([[[1], [2]] * 3, [[], [0.5, 1.5]], []], **processes)),
+        "fields, workers": told(lambda: of_fields([[[1], [2]] * 3, [[], [0.5, 1.5]], []], num_workers=2)),
         "no fields": told(lambda: of_fields([[1] * 9, ["a"] * 9, [2] * 9])),
         "no fields on one": told(lambda: of_fields([[1] * 9, [1, "a"] * 4, [2] * 9])),
         "late": told(lambda: of_fields([[1] * 9, [1] * 7 + [2.5], [2] * 9])),

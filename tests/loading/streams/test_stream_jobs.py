@@ -13,6 +13,7 @@ import psutil
 import pytest
 from tests.support import jobs
 from tests.support.environ import of_no_launcher
+from tests.support.marks import soak
 
 SCRIPT = Path(__file__).parents[1] / "jobs" / "streams.py"
 RANKS = 3
@@ -54,7 +55,7 @@ def test_ranks_over_gloo_take_equal_steps_and_hear_of_each_others_errors(tmp_pat
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("how", ["killed", pytest.param("left", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("how", ["killed", soak("left")])
 def test_a_rank_that_is_gone_is_an_error_on_all_others(how: str, tmp_path: Path) -> None:
     """Started without torchrun, which would end the survivors before they can say anything."""
     environ = of_no_launcher() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(jobs.free_port())}

@@ -21,11 +21,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.loading.feeds import ENGINES, Pair
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, PlanError, StateError, StreamError, TopologyError, TransformError
+from rankfeed.loading.streams.stream import samples_fingerprint
 
 
 def numbers(size: int) -> Iterator[dict[str, Any]]:
@@ -61,21 +64,26 @@ def drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {**sample, "draw": rng.random(), "torch": torch.rand(2), "y": np.arange(sample["x"] % 4)}
 
 
-@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
-def test_a_stream_is_delivered_as_the_list_of_its_samples_would_be(tail: Any) -> None:
-    for size, batch_size, ranks in itertools.product((4, 16, 23), (1, 3), (1, 4)):
-        listed, streamed = [], []
-        for rank in range(ranks):
-            source = rf.from_dataset([{"x": number} for number in range(size)])
-            given: dict[str, Any] = {"tail": tail, "topology": place(rank, ranks), "id_column": "id"}
-            listed.append(list(rf.Loader(source, batch_size, **given)))
-            streamed.append(list(feed(size, rank, ranks, batch_size, tail=tail, id_column="id")))
-        assert {len(each) for each in streamed} == {len(listed[0])}
-        for ours, theirs in zip(zip(*streamed, strict=True), zip(*listed, strict=True), strict=True):
-            rows = [sorted(itertools.chain(*map(counted, each))) for each in (ours, theirs)]
-            assert rows[0] == rows[1]
-            assert all(counted(batch) == counted(batch, "id") for batch in ours)
-            assert {tuple(batch) for batch in ours} == {tuple(theirs[0])}
+@given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 5), st.sampled_from(["even", "drop", "pad"]))
+def test_a_stream_is_delivered_as_the_list_of_its_samples_would_be(
+    size: int, batch_size: int, ranks: int, tail: Any
+) -> None:
+    if size < ranks:
+        tail = "pad"
+    listed, streamed = [], []
+    for rank in range(ranks):
+        source = rf.from_dataset([{"x": number} for number in range(size)])
+        given: dict[str, Any] = {"tail": tail, "topology": place(rank, ranks), "id_column": "id"}
+        listed.append(list(rf.Loader(source, batch_size, **given)))
+        streamed.append(list(feed(size, rank, ranks, batch_size, tail=tail, id_column="id")))
+    assert {len(each) for each in streamed} == {len(listed[0])}
+    for ours, theirs in zip(zip(*streamed, strict=True), zip(*listed, strict=True), strict=True):
+        rows = [sorted(itertools.chain(*map(counted, each))) for each in (ours, theirs)]
+        assert rows[0] == rows[1]
+        assert sorted(map(len, map(counted, ours))) == sorted(map(len, map(counted, theirs)))
+        assert [len(batch["x"]) for batch in ours] == [batch_size] * ranks or tail != "pad"
+        assert all(counted(batch) == counted(batch, "id") for batch in ours)
+        assert {tuple(batch) for batch in ours} == {tuple(theirs[0])}
 
 
 def test_every_kind_and_number_of_workers_gives_the_same_bytes() -> None:
@@ -696,3 +704,14 @@ def test_batches_of_streams_of_files_come_out_in_order(tmp_path: Path) -> None:
     for engine in ENGINES:
         loader = rf.Loader(rf.from_iterable(lambda: (tmp_path / "lines").open()), 7, **engine)
         assert [line.strip() for batch in loader for line in batch] == lines
+
+
+def test_marks_tell_streams_apart_and_let_random_numbers_be() -> None:
+    same = [{"text": "a", "x": np.random.rand(3), "n": 1.5}, {"text": "a", "x": np.random.rand(3), "n": 2.5}]
+    assert samples_fingerprint([same[0]]) == samples_fingerprint([same[1]])
+    keyed = [{"__key__": "a", "__url__": f"/{node}/0.tar"} for node in ("n1", "n2")]
+    assert samples_fingerprint([keyed[0]]) == samples_fingerprint([keyed[1]])
+    others = [{"text": "b"}, {"text": "a", "label": 1}, ("a",), "a", b"a", 1, 2, None]
+    assert len({samples_fingerprint([each]) for each in others}) == len(others)
+    numbers = [7, np.int64(7), np.array(7), np.array([7]), torch.tensor(7), torch.tensor([7])]
+    assert len({samples_fingerprint([{"id": each}]) for each in numbers}) == 1

@@ -21,8 +21,6 @@ from rankfeed.errors import StreamError
 from rankfeed.loading import rank_group
 from rankfeed.loading.rank_group import TorchRankGroup
 from rankfeed.loading.streams import feed as stream_feed
-from rankfeed.loading.streams.stream_batches import RankReport
-from rankfeed.loading.streams.synchronized_end import decide
 
 #: Seconds after which a rank that waits alone fails its test instead of hanging it.
 PATIENCE = 60
@@ -349,26 +347,6 @@ def test_streams_that_are_all_empty_are_an_error(together: Any) -> None:
             2, lambda topology, tail=tail: list(rf.Loader(own((0, 0)), 2, tail=tail, topology=topology))
         )
         assert all("the streams of all ranks are empty" in str(each) for each in found)
-
-
-def test_the_verdict_is_worked_out_from_all_reports() -> None:
-    def of(*each: tuple[int, bool, str]) -> list[RankReport]:
-        return [RankReport(rank, steps, ended, error=error) for rank, (steps, ended, error) in enumerate(each)]
-
-    for reports, pads, steps, over, failed in (
-        (of((4, False, ""), (2, True, "")), False, 2, True, None),
-        (of((4, False, ""), (2, True, "")), True, 4, False, None),
-        (of((4, True, ""), (2, True, "")), True, 4, True, None),
-        (of((1, False, "x"), (2, True, "")), True, 1, True, 0),
-        (of((2, False, "x"), (2, True, "")), False, 2, True, None),
-        (of((3, False, "x"), (2, True, "")), False, 2, True, None),
-        (of((1, False, "x"), (2, True, "")), False, 1, True, 0),
-        (of((1, False, "x"), (1, False, "y")), False, 1, True, 0),
-        (of((3, False, "x"), (1, False, "y")), True, 1, True, 1),
-    ):
-        found = decide(reports, pads=pads)
-        assert (found.steps, found.over) == (steps, over)
-        assert (None if found.failed is None else found.failed.rank) == failed
 
 
 def test_the_ranks_own_group_goes_with_the_jobs() -> None:
