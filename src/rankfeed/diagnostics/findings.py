@@ -181,7 +181,8 @@ REMEDIES = {
     "wrong-length": "let __len__ return the number of batches of an epoch on this rank",
     "missing-samples": (
         "look at which samples are missing: shards that do not divide, a dropped last batch, a collate "
-        "function that filters (filter in the dataset, before the sampler)"
+        "function that filters (filter in the dataset, before the sampler); in a job that resumes: resume "
+        "from loader.state_dict() of the step that was saved; if a host crashed, its ledger may be cut"
     ),
     "partial-epochs": (
         "nothing if that is intended (doctor: --allow partial); else look for an offset to resume from that is "
