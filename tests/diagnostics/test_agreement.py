@@ -1,4 +1,4 @@
-"""Audit, doctor, pytest fixture and verify come to one verdict about a loader, as far as they can see its fault."""
+"""Audit, doctor, pytest fixture and verify come to one verdict on a loader, as far as they can see its fault."""
 
 from __future__ import annotations
 
