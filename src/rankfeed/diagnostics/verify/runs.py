@@ -223,6 +223,7 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
     for gap in gaps_of(line.passes):
         gaps.setdefault(gap.epoch, []).append(gap)
     facts = JudgedFacts("ids", "plan", where=content.data, recorded=not uncertain)
+    last_passes = {coverage.epoch: coverage for coverage in line.passes}
     unproven = _unproven(passes)
     epochs = [*_epochs(line, gaps, unproven, limit)]
     for epoch in epochs:
@@ -232,11 +233,11 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
                 what = "the first recorded pass began within an epoch; what came before is in no ledger"
                 remedy = "record all launches with audit="
                 findings.append(Finding("not-recorded", "unproven", what, (str(gap),), remedy))
-            elif gap.coverage and gap.rank not in {None, *launches[gap.coverage.launch].processes}:
+            elif gap.coverage is not None and gap.rank not in {None, *launches[gap.coverage.launch].processes}:
                 findings.append(_absent_ledger(str(gap)))
             else:
                 recorded.append(gap)
-        findings += judge_samples([_report(epoch, line, recorded)], facts)
+        findings += judge_samples([_report(epoch, last_passes.get(epoch.epoch), recorded)], facts)
         for function, count in unproven.get(epoch.epoch, Counter()).items():
             text = f"{content.data}, epoch {epoch.epoch}: {count:,} batches"
             findings.append(rows_not_proven(function, text))
@@ -252,14 +253,16 @@ def _unproven(passes: Iterable[LedgerPass]) -> dict[int, Counter[str]]:
     return unproven
 
 
-def _report(epoch: EpochRun, line: DeliveryTimeline, gaps: Sequence[Gap]) -> EpochReport:
+def _report(epoch: EpochRun, last: Coverage | None, gaps: Sequence[Gap]) -> EpochReport:
     """The figures of an epoch, of its ranks in the last pass; gaps that no ledger could show are left out."""
-    passes = [coverage for coverage in line.passes if coverage.epoch == epoch.epoch]
-    ranks = [
-        RankEpoch(rank, steps, coverage.samples(rank, steps, coverage.until), {coverage.batch_size: steps}, {})
-        for coverage in passes[-1:]
-        for rank, steps in coverage.steps.items()
-    ]
+    ranks = (
+        []
+        if last is None
+        else [
+            RankEpoch(rank, steps, last.samples(rank, steps, last.until), {last.batch_size: steps}, {})
+            for rank, steps in last.steps.items()
+        ]
+    )
     return EpochReport(
         epoch.epoch,
         samples=epoch.delivered,
@@ -306,8 +309,8 @@ def _epochs(
             again=line.again[epoch],
             ahead=ahead,
             dropped=samples - end,
-            left_early=end - reach if after else 0,
-            under_way=0 if after else end - reach,
+            left_early=0 if after is None else end - reach,
+            under_way=end - reach if after is None else 0,
             gaps=[*missing[:limit]],
             passes=[
                 {
