@@ -233,11 +233,12 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
                 what = "the first recorded pass began within an epoch; what came before is in no ledger"
                 remedy = "record all launches with audit="
                 findings.append(Finding("not-recorded", "unproven", what, (str(gap),), remedy))
-            elif gap.coverage is not None and gap.rank not in {None, *launches[gap.coverage.launch].processes}:
+            elif _is_absent(gap, launches):
                 findings.append(_absent_ledger(str(gap)))
             else:
                 recorded.append(gap)
-        findings += judge_samples([_report(epoch, last_passes.get(epoch.epoch), recorded)], facts)
+        if recorded:
+            findings += judge_samples([_report(epoch, last_passes.get(epoch.epoch), recorded)], facts)
         for function, count in unproven.get(epoch.epoch, Counter()).items():
             text = f"{content.data}, epoch {epoch.epoch}: {count:,} batches"
             findings.append(rows_not_proven(function, text))
@@ -253,23 +254,28 @@ def _unproven(passes: Iterable[LedgerPass]) -> dict[int, Counter[str]]:
     return unproven
 
 
+def _is_absent(gap: Gap, launches: Sequence[Launch]) -> bool:
+    """Whether the rank that lacks its share left no ledger of its launch."""
+    if gap.coverage is None or gap.rank is None:
+        return False
+    return gap.rank not in launches[gap.coverage.launch].processes
+
+
 def _report(epoch: EpochRun, last: Coverage | None, gaps: Sequence[Gap]) -> EpochReport:
     """The figures of an epoch, of its ranks in the last pass; gaps that no ledger could show are left out."""
-    ranks = (
-        []
-        if last is None
-        else [
+    ranks = [RankEpoch(0, 0, 0, {}, {})]  # of an epoch without a pass
+    if last is not None:
+        ranks = [
             RankEpoch(rank, steps, last.samples(rank, steps, last.until), {last.batch_size: steps}, {})
             for rank, steps in last.steps.items()
         ]
-    )
     return EpochReport(
         epoch.epoch,
         samples=epoch.delivered,
         unique=epoch.delivered,
         missing=sum(gap.samples for gap in gaps),
         unknown=0,
-        ranks=tuple(ranks) or (RankEpoch(0, 0, 0, {}, {}),),
+        ranks=tuple(ranks),
         missing_keys=tuple(str(gap).partition(", ")[2] for gap in gaps),
     )
 
