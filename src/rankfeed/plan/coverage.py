@@ -71,7 +71,7 @@ class Coverage:
     Examples:
         >>> coverage = Coverage(PositionOrder(10), 0, 0, 2, 2, "even", {0: 2, 1: 1})
         >>> len(coverage), [(gap.low, gap.high, gap.samples, gap.rank) for gap in coverage.gaps(10)]
-        (5, [(4, 7, 1, 1), (7, 10, 3, None)])
+        (5, [(4, 7, 2, 1), (7, 10, 3, None)])
     """
 
     order: PositionOrder
