@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import rankfeed as rf
-from rankfeed.diagnostics.verify.positions import PlanShape
+from rankfeed.plan import PositionOrder
 from rankfeed.storage import ledger
 
 SECOND = 10**9
@@ -44,7 +44,7 @@ class Job:
     ) -> None:
         """Each pass is an epoch, a start, and the steps that each rank delivered (-1: it did not begin)."""
         self.launches += 1
-        shape = PlanShape.of(self.plan.describe())
+        shape = PositionOrder.of(self.plan.describe())
         files = {rank: bytearray() for rank in range(ranks)}
         for number, (epoch, start, steps) in enumerate(passes):
             taken = [place for place in self.counts if place >= (epoch, start)]

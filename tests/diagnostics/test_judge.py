@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,30 @@ def test_figures_of_epochs_lead_to_a_verdict(
     assert verdict_of(found) == verdict, found
     assert code is None or code in {each.code for each in found}
     assert code or not found
+
+
+PLANNED = JudgedFacts("ids", "plan")
+
+
+@pytest.mark.parametrize(
+    ("report", "known", "verdict", "code"),
+    [
+        (epoch(), PLANNED, SOUND, None),
+        (epoch(samples=0, unique=0, steps=(0, 0)), PLANNED, SOUND, None),
+        (epoch(samples=0, unique=0, missing=96, steps=(0, 0)), PLANNED, DISEASED, "missing-samples"),
+        (epoch(samples=95, unique=95, missing=1), PLANNED, DISEASED, "missing-samples"),
+        (epoch(samples=48, unique=48, missing=48), PLANNED, DISEASED, "missing-samples"),
+        (epoch(samples=95, unique=95, missing=1), replace(PLANNED, recorded=False), NOT_PROVEN, "missing-samples"),
+        (epoch(samples=98, at_end=(1, 1), between_ranks=2), PLANNED, DISEASED, "not-sharded-by-rank"),
+        (epoch(samples=98, orders=("", "")), PLANNED, DISEASED, "repeated-samples"),
+        (epoch(steps=(6, 5)), PLANNED, DISEASED, "uneven-steps"),
+    ],
+)
+def test_a_plan_is_exact(report: EpochReport, known: JudgedFacts, verdict: Verdict, code: str | None) -> None:
+    """Where a plan says what is delivered, neither padding nor a remainder explains a difference."""
+    found = [*judge([report], known)]
+    assert verdict_of(found) == verdict, found
+    assert {each.code for each in found} == ({code} if code else set())
 
 
 def test_a_known_worker_order_is_compared_with_the_others_of_its_rank() -> None:

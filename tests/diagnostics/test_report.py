@@ -117,7 +117,9 @@ def test_a_plan_that_repeats_samples_is_diseased() -> None:
     page = planned(Broken(100), 2, 5)
     assert page.verdict is not None
     assert page.verdict.sound is False
-    assert [each.code for each in page.findings] == ["missing-samples", "repeated-samples"]
+    (finding,) = page.findings
+    assert (finding.code, finding.severity) == ("repeated-samples", "error")
+    assert "epoch 0: 10 of 100 samples are not delivered" in finding.evidence
     assert "10 missing, 10 repeated" in page.summary
 
 

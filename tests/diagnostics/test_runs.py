@@ -126,6 +126,14 @@ def test_an_epoch_that_was_left_early_is_told_and_no_error(tmp_path: Path) -> No
     assert verdict.loaders[0].epochs[0].left_early == 70
 
 
+def test_an_epoch_is_left_by_a_pass_without_a_step(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(2, 5, [(0, 0, [3, 3]), (1, 0, [0, 0])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert (verdict.loaders[0].epochs[0].left_early, verdict.loaders[0].epochs[0].under_way) == (70, 0)
+
+
 def test_begun_anew_takes_back_what_came_before(tmp_path: Path) -> None:
     job = Job(tmp_path, rf.Plan(100))
     job.launch(2, 5, [(0, 0, [3, 3]), (0, 0, [10, 10]), (1, 0, [4, 4]), (0, 50, [5, 5])])

@@ -3,8 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from rankfeed.diagnostics.doctor import Examination
+from rankfeed.diagnostics.findings import Finding
+from rankfeed.errors import ArgumentError
+from rankfeed.integrations.pytest_plugin import Rankfeed
 
 PROJECT = """
 def sound(rank, world_size):
@@ -45,3 +51,35 @@ def test_the_plugin_costs_nothing_until_it_is_asked_for() -> None:
     code = "import rankfeed.integrations.pytest_plugin, sys; print({'torch', 'pyarrow', 'numpy'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+class Examined(Rankfeed):
+    """The fixture after an examination that came to one error, one finding that is not proven, and a warning."""
+
+    def examine(self, factory: Any, **options: Any) -> Examination:
+        self.allow = options["allow"]
+        severities: Any = {"uneven-steps": "error", "no-ids": "unproven", "starved": "warning"}
+        return Examination("a:b", tuple(Finding(code, severity, code) for code, severity in severities.items()))
+
+
+@pytest.mark.parametrize("allow", [["uneven-steps", "no-ids"], ["uneven-steps", "not proven", "shared-samples"]])
+def test_findings_that_are_allowed_are_no_failure(allow: list[str]) -> None:
+    examined = Examined()
+    assert examined.assert_exactly_once("a:b", allow=allow).verdict == "diseased"
+    assert examined.allow == {*allow} & {"shared-samples"}, "the doctor is told what it can use"
+
+
+@pytest.mark.parametrize(
+    ("allow", "failing"),
+    [((), ["uneven-steps", "no-ids"]), ("not proven", ["uneven-steps"]), (["uneven-steps"], ["no-ids"])],
+)
+def test_findings_that_are_not_allowed_fail_the_test(allow: Any, failing: list[str]) -> None:
+    with pytest.raises(AssertionError) as caught:
+        Examined().assert_exactly_once("a:b", allow=allow)
+    lines = str(caught.value).splitlines()
+    assert [line.split(": ")[1] for line in lines[1:-1]] == failing
+
+
+def test_a_name_that_allows_nothing_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match=r"(?s)invalid allow.*'shared-samples'.*'not proven'.*'uneven-steps'"):
+        Examined().assert_exactly_once("a:b", allow=["share"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,27 +85,39 @@ def test_peers_of_one_rank_count_once() -> None:
     assert len(together.delivered) == 50
 
 
-def counted(*intervals: tuple[int, int], size: int = 1000) -> EpochAudit:
-    found = EpochAudit.of_rank(Schedule(Plan(size), batch_size=10, topology=Topology()), "plan")
-    for low, high in intervals:
-        found.delivered.add(low, high)
-    return found
+def counted(steps: Sequence[int], size: int = 100) -> EpochAudit:
+    """What a rank reports that delivered these steps."""
+    schedule = Schedule(Plan(size), batch_size=10, topology=Topology())
+    audit = EpochAudit.of_rank(schedule, "plan")
+    for step in steps:
+        audit.add(schedule, step, schedule.batch(step))
+    return audit
 
 
-@pytest.mark.parametrize("lost", [1, 3, 60])
-@pytest.mark.parametrize("repeated", [0, 2, 50])
-def test_the_error_names_how_many_and_which_positions_are_missing_and_repeated(lost: int, repeated: int) -> None:
-    with pytest.raises(AuditError, match=rf"{lost} samples missing, {repeated} repeated") as caught:
-        counted((lost, 1000), (500, 500 + repeated)).check()
-    assert f"positions 0 to {lost} missing" in str(caught.value)
-    assert not repeated or f"positions 500 to {500 + repeated} repeated" in str(caught.value)
+@pytest.mark.parametrize("lost", [1, 3, 10])
+def test_the_error_names_how_many_and_which_positions_are_missing(lost: int) -> None:
+    first = 100 - 10 * lost
+    with pytest.raises(AuditError, match=rf"{10 * lost} samples missing, 0 repeated") as caught:
+        counted(range(10 - lost)).check()
+    assert f"positions {first} to 100 missing" in str(caught.value)
+
+
+@pytest.mark.parametrize("steps", [[0, 1, 1], [0, 2], [1]])
+def test_a_step_that_is_repeated_or_skipped_fails_at_once(steps: list[int]) -> None:
+    with pytest.raises(AuditError, match=r"(?s)other samples than the plan.*expected: step \d"):
+        counted(steps)
 
 
 def test_ranks_that_took_different_numbers_of_steps_are_found() -> None:
     parts = [report(0, 2), report(1, 2)]
-    uneven = EpochAudit(**{**vars(parts[1]), "steps": (parts[1].steps[0] + 1,)})
+    parts[1].delivered.steps[1] -= 1
     with pytest.raises(AuditError, match="different numbers of steps"):
-        EpochAudit.merge([parts[0], uneven]).check()
+        EpochAudit.merge(parts).check()
+
+
+def test_ranks_with_different_batch_sizes_are_found() -> None:
+    with pytest.raises(AuditError, match=r"(?s)different parts of the data.*batches of 4.*batches of 5"):
+        EpochAudit.merge([report(0, 2), report(1, 2, batch_size=5)])
 
 
 @pytest.mark.parametrize("new", [1, 2, 3])

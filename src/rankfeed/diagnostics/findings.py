@@ -1,6 +1,6 @@
 """What a diagnosis finds, and the verdict that follows from it: the same for doctor, audit and verify."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal, get_args
@@ -81,6 +81,11 @@ class Judged:
     def sound(self) -> bool | None:
         """True, False, or None if it is not proven."""
         return self.verdict.sound
+
+    def failures(self, allow: Collection[str] = ()) -> list[Finding]:
+        """Findings that speak against a sound verdict, without those allowed by their code, or as "not proven"."""
+        failing = {"error"} if "not proven" in allow else {"error", "unproven"}
+        return [each for each in self.findings if each.severity in failing and each.code not in allow]
 
     def verdict_as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -181,7 +186,8 @@ REMEDIES = {
     "wrong-length": "let __len__ return the number of batches of an epoch on this rank",
     "missing-samples": (
         "look at which samples are missing: shards that do not divide, a dropped last batch, a collate "
-        "function that filters (filter in the dataset, before the sampler)"
+        "function that filters (filter in the dataset, before the sampler); in a job that resumes: resume "
+        "from loader.state_dict() of the step that was saved; if a host crashed, its ledger may be cut"
     ),
     "partial-epochs": (
         "nothing if that is intended (doctor: --allow partial); else look for an offset to resume from that is "

@@ -1,4 +1,4 @@
-"""From what the ranks were given to findings: the rules of the audit, the doctor and the pytest fixture.
+"""From what the ranks were given to findings: the rules of the audit, the doctor, the pytest fixture and verify.
 
 With ``R`` ranks, ``W`` workers each and ``b`` samples a batch, padding of less than ``R b`` samples and a dropped
 remainder of up to ``R max(W, 1) b`` are what batches explain. Everything beyond that has another cause, which the
@@ -18,9 +18,10 @@ from rankfeed.errors import listed
 
 #: What identifies samples; "none": rows cannot be distinguished or hashed.
 KeyKind = Literal["ids", "content", "none"]
-#: Where the expected samples are known from: the universe or the plan, a control run on one rank, the length of
-#: the dataset, or the samples that any of several epochs delivered.
-Expectation = Literal["declared", "control", "dataset", "epochs"]
+#: Where the expected samples are known from: the plan of a schedule (neither padding nor a remainder explains a
+#: difference), the universe, a control run on one rank, the length of the dataset, or the samples that any of
+#: several epochs delivered.
+Expectation = Literal["plan", "declared", "control", "dataset", "epochs"]
 _Place = tuple[int, int, int]  # rank, worker, epoch
 #: Equal sequences of fewer samples, or of fewer different ones, may be chance.
 ENOUGH, _DIFFERENT = 8, 0.9
@@ -43,6 +44,7 @@ class JudgedFacts:
         exact: whether equal keys mean equal samples: not if only some fields are compared.
         allowed: what is intended: "replacement".
         where: the run, for messages.
+        recorded: whether all deliveries were recorded; otherwise missing samples may have been delivered.
     """
 
     keys: KeyKind
@@ -53,6 +55,7 @@ class JudgedFacts:
     exact: bool = True
     allowed: tuple[str, ...] = ()
     where: str = ""
+    recorded: bool = True
 
     @property
     def identified_by(self) -> str:
@@ -94,6 +97,8 @@ def _endings(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator[Find
     for epoch in epochs:
         least, most = (pick(epoch.ranks, key=lambda rank: rank.steps) for pick in (min, max))
         place = facts.place(epoch)
+        if not most.steps and facts.expectation == "plan":
+            continue  # samples that the plan has left are missing
         if not most.steps:
             again = ", although the first had some: it can be read only once" if epoch is not epochs[0] else ""
             severity: Severity = "error" if again or facts.where else "unproven"
@@ -157,7 +162,8 @@ def _is_padding(epoch: EpochReport, facts: JudgedFacts) -> bool:
     at_end = sum(rank.repeated_at_end for rank in epoch.ranks) == epoch.repeated
     is_even = at_end and len({rank.samples for rank in epoch.ranks}) == 1
     return (
-        (is_even or epoch.repeated == epoch.batches_again)
+        facts.expectation != "plan"
+        and (is_even or epoch.repeated == epoch.batches_again)
         and epoch.repeated < len(epoch.ranks) * epoch.batch_size
         and 2 * epoch.repeated < epoch.unique
         and (not epoch.missing or facts.traits.drops or epoch.missing > _limit(epoch, facts))
@@ -224,6 +230,10 @@ def _lack(epoch: EpochReport, facts: JudgedFacts, *, same: bool, other: bool) ->
     if not lack or facts.cut or (traits.replaces and epoch.repeated):
         return
     text, limit = _missing_text(epoch, facts), _limit(epoch, facts)
+    if facts.expectation == "plan":
+        severity: Severity = "error" if facts.recorded else "unproven"
+        yield finding("missing-samples", severity, "samples of the plan are not delivered", *text)
+        return
     is_remainder = lack <= limit and lack < epoch.unique
     parts_of = {
         "ranks": len(epoch.ranks),
@@ -280,7 +290,7 @@ def _same_sequences(epoch: EpochReport, facts: JudgedFacts) -> Iterator[Finding]
         return length >= ENOUGH and epoch.unique >= (ENOUGH if facts.is_certain else _DIFFERENT * length)
 
     # Of one sample each, padding repeats one on another rank.
-    ranks = _alike({rank.rank: rank.order for rank in epoch.ranks if rank.samples > 1})
+    ranks = _alike({rank.rank: rank.order for rank in epoch.ranks if rank.samples > 1 and rank.order})
     if ranks and is_telling(epoch.ranks[0].samples):
         yield finding("not-sharded-by-rank", "error", what, f"{facts.place(epoch)}: ranks {listed(ranks)}")
     for rank in epoch.ranks:

@@ -42,22 +42,27 @@ class Rankfeed:
             factory: a function at the top of a module (such as that of the test), or its name.
             ranks: processes that read the loader.
             workers: of each rank.
-            allow: "shared", "replacement", "partial", "not proven", or codes of findings that are no failure.
+            allow: as of the doctor: "shared-samples" (or "shared") if ranks read the same samples on purpose,
+                "shared-batches" if they do step by step (tensor-parallel peers), "replacement" if samples are
+                drawn with replacement on purpose, "partial" if each epoch reads another part of the dataset on
+                purpose. Also "not proven", and codes of findings that are no failure ("uneven-steps").
             options: of `rankfeed.diagnostics.doctor.examine`.
 
         Raises:
             AssertionError: the loader is diseased or not proven; lists the findings.
+            ArgumentError: an argument is invalid.
         """
+        from rankfeed._util.validate import check_choice
         from rankfeed.diagnostics.doctor.examination import ALLOWED
+        from rankfeed.diagnostics.findings import REMEDIES
 
         __tracebackhide__ = True
-        allowed = {*allow}
-        found = self.examine(factory, ranks=ranks, workers=workers, allow=allowed & {*ALLOWED}, **options)
-        failing = {"error"} if "not proven" in allowed else {"error", "unproven"}
-        severe = [each for each in found.findings if each.severity in failing and each.code not in allowed]
-        if severe:
-            raise AssertionError("\n".join([found.factory, *map(str, severe), found.summary]))
-        return found
+        names = (*ALLOWED, "not proven", *REMEDIES)
+        allowed = {check_choice("allow", name, names) for name in ([allow] if isinstance(allow, str) else allow)}
+        examination = self.examine(factory, ranks=ranks, workers=workers, allow=allowed & {*ALLOWED}, **options)
+        if failures := examination.failures(allowed):
+            raise AssertionError("\n".join([examination.factory, *map(str, failures), examination.summary]))
+        return examination
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,16 @@
-"""Compares what the ranks delivered in an epoch with the plan, by intervals of positions."""
+"""Compares what the ranks delivered in an epoch with the plan, by positions."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rankfeed.errors import AuditError
 from rankfeed.loading.rank_group import TorchRankGroup, process_count
-from rankfeed.plan import Coverage, Schedule
+from rankfeed.plan import Coverage, PositionOrder, Schedule
 from rankfeed.plan.plan import Int64
 from rankfeed.topology import process_group
 
@@ -21,49 +20,38 @@ class EpochAudit:
     """What one or several ranks delivered of an epoch, or of what was left of it: a few integers per rank.
 
     Attributes:
-        ranks: the ranks included.
-        world_size: number of ranks of the job.
         plan: fingerprint of the plan.
-        epoch: the epoch.
-        start: the first position.
-        end: the position after the last one.
-        steps: of each rank included.
-        delivered: the positions of the samples delivered.
+        delivered: the positions of the samples delivered, and the steps of each rank.
         unproven: samples of batches that may lack some of them, by the user's function that returned the batch.
     """
 
-    ranks: tuple[int, ...]
-    world_size: int
     plan: str
-    epoch: int
-    start: int
-    end: int
-    steps: tuple[int, ...]
-    delivered: Coverage = field(default_factory=Coverage)
+    delivered: Coverage
     unproven: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of_rank(cls, schedule: Schedule, plan: str) -> EpochAudit:
         """The report of a rank at the start of its schedule, to be completed by `add`."""
-        ranks, steps = (schedule.rank,), (len(schedule),)
-        return cls(ranks, schedule.world_size, plan, schedule.epoch, schedule.start, schedule.end, steps)
+        order = PositionOrder(schedule.plan.num_samples)  # lanes change no count at whole steps
+        bounds = schedule.epoch, schedule.start, schedule.batch_size, schedule.world_size, schedule.tail
+        return cls(plan, Coverage(order, *bounds, {schedule.rank: 0}))
 
     def add(self, schedule: Schedule, step: int, sample_ids: Int64, unproven: str = "") -> None:
-        """Count the batch of a step; ``unproven`` is the function that may have left samples out.
+        """Count the batch of the next step; ``unproven`` is the function that may have left samples out.
 
         Raises:
-            AuditError: it has other samples than the schedule.
+            AuditError: it is another step, or has other samples than the schedule.
         """
+        due = self.delivered.steps[schedule.rank]
         expected = schedule.batch(step)[schedule.valid(step)]
-        if not np.array_equal(sample_ids, expected):
+        if step != due or not np.array_equal(sample_ids, expected):
             raise AuditError(
                 "a batch has other samples than the plan",
-                expected=f"samples {expected[:8].tolist()}",
+                expected=f"step {due}" if step != due else f"samples {expected[:8].tolist()}",
                 found=f"samples {sample_ids[:8].tolist()}",
                 where=f"rank {schedule.rank}, epoch {schedule.epoch}, step {step}",
             )
-        first = schedule.first_position(step)
-        self.delivered.add(first, first + len(sample_ids))
+        self.delivered.steps[schedule.rank] += 1
         if unproven:
             self.unproven[unproven] += len(sample_ids)
 
@@ -75,46 +63,73 @@ class EpochAudit:
         reports agree.
 
         Raises:
-            AuditError: there are none, they are of different plans, epochs, positions or world sizes, or peers of
-                one rank disagree.
+            AuditError: there are none, they are of different plans, epochs, positions, batch sizes or world sizes,
+                or peers of one rank disagree.
         """
         if not reports:
             raise AuditError("there are no reports to merge", expected="one report of each rank")
         first = reports[0]
         by_ranks: dict[tuple[int, ...], EpochAudit] = {}
-        for report in sorted(reports, key=lambda report: report.ranks):
+        for report in reports:
+            if by_ranks.setdefault(report.ranks, report).delivered != report.delivered:
+                raise AuditError(
+                    "processes of one rank delivered different samples", where=f"rank {report.ranks[0]}"
+                )
             if report._range() != first._range():
                 raise AuditError(
                     "ranks report different parts of the data",
                     expected=f"rank {first.ranks[0]}: {first._range()}",
                     found=f"rank {report.ranks[0]}: {report._range()}",
                 )
-            known = by_ranks.setdefault(report.ranks, report)
-            if known.delivered.runs != report.delivered.runs:
-                raise AuditError(
-                    "processes of one rank delivered different samples", where=f"rank {report.ranks[0]}"
-                )
         counted = by_ranks.values()
-        steps = {rank: step for each in counted for rank, step in zip(each.ranks, each.steps, strict=True)}
-        delivered = Coverage(run for each in counted for run in each.delivered.runs)
-        bounds = first.plan, first.epoch, first.start, first.end
-        ranks = tuple(sorted(steps))
+        steps = {rank: count for report in counted for rank, count in report.delivered.steps.items()}
         unproven = sum((report.unproven for report in counted), Counter())
-        return cls(ranks, first.world_size, *bounds, tuple(steps[rank] for rank in ranks), delivered, unproven)
+        return cls(first.plan, replace(first.delivered, steps=steps), unproven)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks included."""
+        return tuple(sorted(self.delivered.steps))
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job."""
+        return self.delivered.world_size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch."""
+        return self.delivered.epoch
+
+    @property
+    def start(self) -> int:
+        """The first position."""
+        return self.delivered.start
+
+    @property
+    def end(self) -> int:
+        """The position after the last one."""
+        return self.delivered.schedule().end
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Steps delivered by each rank included."""
+        return tuple(self.delivered.steps[rank] for rank in self.ranks)
 
     @property
     def complete(self) -> bool:
+        """Whether all ranks are included."""
         return self.ranks == tuple(range(self.world_size))
 
     @property
     def missing(self) -> int:
         """Samples of the plan that were not delivered; final once all ranks are included."""
-        return sum(high - low for low, high in self.delivered.missing(self.start, self.end, most=sys.maxsize))
+        return self.end - self.start - len(self.delivered)
 
     @property
     def repeated(self) -> int:
-        """How often a sample was delivered that had been delivered before."""
-        return len(self.delivered) - (self.end - self.start) + self.missing
+        """How often a sample was delivered that had been delivered before: 0, as `add` refuses a step again."""
+        return 0
 
     @property
     def sound(self) -> bool | None:
@@ -135,25 +150,23 @@ class EpochAudit:
         if not self.complete:
             absent = sorted({*range(self.world_size)} - {*self.ranks})
             raise AuditError(
-                f"{planned - len(self.delivered)} samples missing: some ranks delivered nothing, or used "
-                "the number of another rank",
+                f"{self.missing} samples missing: some ranks delivered nothing, or used the number of "
+                "another rank",
                 expected=f"{planned} samples from {self.world_size} ranks",
                 found=f"{len(self.delivered)} samples from ranks {list(self.ranks)}, none from {absent[:8]}",
                 where=where,
                 remedy="give every process its own rank, or leave topology out so that it is detected",
             )
-        if self.missing or self.repeated:
-            gaps, repeated = self.delivered.missing(self.start, self.end), self.delivered.repeated()
-            some = [f"positions {low} to {high} missing" for low, high in gaps]
-            some += [f"positions {low} to {high} repeated" for low, high in repeated]
+        if len({*self.steps}) > 1:
+            raise AuditError("ranks took different numbers of steps", found=list(self.steps), where=where)
+        if self.missing:
+            gaps = [f"positions {gap.low} to {gap.high} missing" for gap in self.delivered.gaps(self.end)]
             raise AuditError(
                 f"{self.missing} samples missing, {self.repeated} repeated",
                 expected=f"{planned} samples, each once",
-                found="; ".join([f"{len(self.delivered)} delivered", *some]),
+                found="; ".join([f"{len(self.delivered)} delivered", *gaps]),
                 where=where,
             )
-        if len({*self.steps}) > 1:
-            raise AuditError("ranks took different numbers of steps", found=list(self.steps), where=where)
 
     def __str__(self) -> str:
         return (
@@ -163,8 +176,8 @@ class EpochAudit:
         )
 
     def _range(self) -> str:
-        positions = f"positions {self.start} to {self.end}"
-        return f"plan {self.plan}, epoch {self.epoch}, {positions}, {self.world_size} ranks"
+        part = f"plan {self.plan}, epoch {self.epoch}, positions {self.start} to {self.end}"
+        return f"{part}, {self.world_size} ranks, batches of {self.delivered.batch_size}"
 
 
 def not_proven(unproven: Mapping[str, int]) -> str:

@@ -1,6 +1,6 @@
 """Which sample is read at which step of which rank: arithmetic on numpy arrays, without I/O and without torch."""
 
-from rankfeed.plan.coverage import Coverage
+from rankfeed.plan.coverage import Coverage, Gap, PositionOrder
 from rankfeed.plan.cursor import Cursor
 from rankfeed.plan.plan import Plan
 from rankfeed.plan.quality import ReadingCost, ShuffleQuality, measure_quality, measure_reading
@@ -10,7 +10,9 @@ from rankfeed.plan.schedule import Schedule, Tail
 __all__ = [
     "Coverage",
     "Cursor",
+    "Gap",
     "Plan",
+    "PositionOrder",
     "ReadingCost",
     "RngStreams",
     "Schedule",

@@ -1,99 +1,195 @@
-"""Coverage of an epoch: a multiset of positions, stored as evenly spaced intervals.
+"""Coverage of an epoch: the positions that the ranks delivered in a pass over it, for any number of samples.
 
-The order is a pure function of the position, so "each sample once" means "each position once". A rank reads an
-interval of the same length at every full step, so that its share of an epoch is a few of these runs, for any
-number of samples; runs of neighbouring ranks join into one interval.
+The order is a pure function of the position, so "each sample once" is "each position once". A rank delivers the
+steps of its schedule one after another, so that a number of steps for each rank describes what was delivered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from rankfeed._util.validate import check_int
+from rankfeed.plan.lanes import RoundRobinLanes, ScrambledLanes, lanes_in_use
+from rankfeed.plan.plan import ORDER, Int64
+from rankfeed.plan.schedule import Schedule, ScheduleTail
+from rankfeed.topology import Topology
+
+#: Positions that are listed together.
+_CHUNK = 1 << 16
+_ONE_LANE = RoundRobinLanes(1)
 
 
-@dataclass(frozen=True, order=True)
-class IntervalRun:
-    """Intervals at equal distances; a single one has a stride equal to its length."""
+@dataclass(frozen=True)
+class PositionOrder:
+    """An order whose sample ids are the positions themselves: the shape of a plan, without its permutation."""
 
-    start: int
-    length: int
-    stride: int
-    count: int
+    num_samples: int
+    lanes: RoundRobinLanes | ScrambledLanes = _ONE_LANE
 
     @classmethod
-    def of(cls, start: int, length: int, stride: int, count: int) -> IntervalRun:
-        """The run in its canonical form: intervals that touch are one interval."""
-        if count == 1 or stride == length:
-            return cls(start, length * count, length * count, 1)
-        return cls(start, length, stride, count)
+    def of(cls, plan: Mapping[str, Any]) -> PositionOrder:
+        """The positions of a plan that was described in a ledger; raises an ArgumentError."""
 
-    def joined(self, other: IntervalRun) -> IntervalRun | None:
-        """The run of both, of which ``other`` starts later; None if they do not fit together."""
-        if self.count == other.count == 1:
-            gap = other.start - self.start
-            if gap == self.length:
-                return IntervalRun.of(self.start, self.length + other.length, 0, 1)
-            same = self.length == other.length and gap > self.length
-            return IntervalRun(self.start, self.length, gap, 2) if same else None
-        if other.count == 1:
-            follows = self.length == other.length and other.start == self.start + self.count * self.stride
-            return replace(self, count=self.count + 1) if follows else None
-        length = self.length + other.length
-        same = (self.count, self.stride) == (other.count, other.stride) and length <= self.stride
-        adjacent = other.start == self.start + self.length
-        return IntervalRun.of(self.start, length, self.stride, self.count) if same and adjacent else None
+        def integer(name: str, at_least: int = 1) -> int:
+            return check_int(name, plan.get(name), at_least=at_least, at_most=1 << 62)
+
+        samples, lanes = integer("samples"), integer("lanes")
+        if check_int("order", plan.get("order", 1), at_least=1, at_most=ORDER) == 1:
+            return cls(samples, RoundRobinLanes(lanes))
+        if not (groups := integer("groups", at_least=0)):
+            return cls(samples)
+        lanes, seed = lanes_in_use(lanes, samples), check_int("seed", plan.get("seed"))
+        return cls(samples, ScrambledLanes(samples, lanes, min(groups, lanes), seed))
+
+    def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> Int64:
+        return np.asarray(positions, np.int64)
+
+    def step_ids(self, epoch: int, starts: Int64, size: int, first: int, last: int) -> Int64:
+        return self.lanes.positions(epoch, *self.lanes.arrange(epoch, starts, size, first, last))
 
 
+@dataclass(frozen=True)
 class Coverage:
-    """The positions that were delivered, with repetitions."""
+    """The positions of an epoch that its ranks delivered in one pass.
 
-    def __init__(self, runs: Iterable[IntervalRun] = ()) -> None:
-        self.runs: list[IntervalRun] = []
-        for run in sorted(runs):
-            self._append(run)
+    Attributes:
+        order: of the positions; its lanes divide the positions of a step among the ranks.
+        epoch, start, batch_size, world_size, tail: of the schedules (see `Schedule`).
+        steps: that each rank delivered; absent ranks delivered none.
+        launch: of the job, counted from 0.
+        until: the position at which another pass took over.
+        left: whether its launch continued with a later epoch.
 
-    def add(self, start: int, stop: int) -> None:
-        """Add the positions from ``start`` to ``stop``; fast if intervals are added in their order."""
-        if stop > start:
-            self._append(IntervalRun.of(start, stop - start, 0, 1))
+    Examples:
+        >>> coverage = Coverage(PositionOrder(10), 0, 0, 2, 2, "even", {0: 2, 1: 1})
+        >>> len(coverage), [(gap.low, gap.high, gap.samples, gap.rank) for gap in coverage.gaps(10)]
+        (5, [(4, 7, 2, 1), (7, 10, 3, None)])
+    """
 
-    def _append(self, run: IntervalRun) -> None:
-        if self.runs and (joined := self.runs[-1].joined(run)) is not None:
-            self.runs[-1] = joined
-        else:
-            self.runs.append(run)
+    order: PositionOrder
+    epoch: int
+    start: int
+    batch_size: int
+    world_size: int
+    tail: ScheduleTail
+    steps: dict[int, int]
+    launch: int = 0
+    until: int = sys.maxsize
+    left: bool = False
+
+    @property
+    def least(self) -> int:
+        """Steps that all ranks delivered."""
+        return min(self.steps.values()) if len(self.steps) == self.world_size else 0
+
+    @property
+    def most(self) -> int:
+        """Steps that any rank delivered."""
+        return max(self.steps.values(), default=0)
 
     def __len__(self) -> int:
-        """Positions, each as often as it was added."""
-        return sum(run.length * run.count for run in self.runs)
+        """Positions that were delivered, up to where another pass took over."""
+        return self.samples_from(0)
 
-    def missing(self, start: int, stop: int, most: int = 8) -> list[tuple[int, int]]:
-        """The first intervals between ``start`` and ``stop`` that are not covered."""
-        gaps = ((low, high) for low, high, depth in self._depths(start, stop) if depth == 0)
-        return list(islice(gaps, most))
+    def schedule(self, rank: int = 0) -> Schedule:
+        """The steps of a rank; its sample ids are positions."""
+        return _schedule(self.order, self.epoch, self.start, self.batch_size, self.world_size, self.tail, rank)
 
-    def repeated(self, most: int = 8) -> list[tuple[int, int]]:
-        """The first intervals that are covered more than once."""
-        return list(islice(((low, high) for low, high, depth in self._depths() if depth > 1), most))
+    def reached(self, steps: int) -> int:
+        """The position after the first steps."""
+        return self.schedule().position_after(steps - 1) if steps else self.start
 
-    def _depths(self, start: int | None = None, stop: int | None = None) -> Iterator[tuple[int, int, int]]:
-        """Intervals of equal depth in ascending order, from ``start`` to ``stop`` also those of depth 0."""
-        none = np.empty(0, np.int64)
-        starts = np.sort(np.concatenate([none, *map(_starts, self.runs)]))
-        stops = np.sort(np.concatenate([none, *(_starts(run) + run.length for run in self.runs)]))
-        bounds = [each for each in (start, stop) if each is not None]
-        edges = np.unique(np.concatenate([starts, stops, np.array(bounds, np.int64)]))
-        if start is not None and stop is not None:
-            edges = edges[(edges >= start) & (edges <= stop)]
-        depth = starts.searchsorted(edges, side="right") - stops.searchsorted(edges, side="right")
-        yield from zip(edges[:-1].tolist(), edges[1:].tolist(), depth[:-1].tolist(), strict=True)
+    def samples(self, rank: int, steps: int, limit: int = sys.maxsize) -> int:
+        """Samples of a rank in its first steps, at positions below the limit."""
+        schedule = self.schedule(rank)
+        steps = min(steps, len(schedule))
+        whole = bisect_right(range(steps), limit, key=schedule.position_after)
+        full = min(whole, max(0, len(schedule) - 2))  # all steps but the last two are alike
+        samples = full * self.batch_size + sum(int(schedule.valid(step).sum()) for step in range(full, whole))
+        return samples + int((_positions(schedule, whole) < limit).sum()) if whole < steps else samples
+
+    def samples_from(self, low: int) -> int:
+        """Samples that were delivered from a position on, up to where another pass took over."""
+        return sum(
+            max(0, self.samples(rank, steps, self.until) - self.samples(rank, steps, low))
+            for rank, steps in self.steps.items()
+        )
+
+    def gaps(self, end: int) -> Iterator[Gap]:
+        """What is missing below the position ``end``: shares of ranks, then the positions that no rank reached."""
+        reached = self.reached(self.most)
+        for rank in range(self.world_size):
+            steps = self.steps.get(rank, 0)
+            if steps == self.most:
+                continue
+            if missing := self.samples(rank, self.most, end) - self.samples(rank, steps, end):
+                yield Gap(self.epoch, self.reached(steps), min(reached, end), missing, self, rank, steps)
+        if end > reached:
+            yield Gap(self.epoch, reached, end, end - reached, self)
 
 
-def _starts(run: IntervalRun) -> Int64:
-    return run.start + np.arange(run.count, dtype=np.int64) * run.stride
+@lru_cache(maxsize=128)  # each takes some hundred KiB
+def _schedule(
+    order: PositionOrder, epoch: int, start: int, batch_size: int, world_size: int, tail: ScheduleTail, rank: int
+) -> Schedule:
+    topology = Topology(rank=rank, world_size=world_size)
+    return Schedule(order, batch_size=batch_size, topology=topology, epoch=epoch, start=start, tail=tail)
+
+
+def _positions(schedule: Schedule, step: int) -> Int64:
+    return schedule.batch(step)[schedule.valid(step)]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Positions of an epoch that were not delivered.
+
+    Attributes:
+        epoch: the epoch.
+        low, high: bounds of the positions.
+        samples: how many of them are missing.
+        coverage: the pass that should have delivered them; None: no pass covers them.
+        rank: the rank whose share is missing; None: everything between the bounds is missing.
+        first_step: steps that this rank delivered.
+    """
+
+    epoch: int
+    low: int
+    high: int
+    samples: int
+    coverage: Coverage | None = None
+    rank: int | None = None
+    first_step: int = 0
+
+    def positions(self) -> Iterator[Int64]:
+        """The missing positions, in int64 arrays of some thousands."""
+        if self.rank is None or self.coverage is None:
+            for low in range(self.low, self.high, _CHUNK):
+                yield np.arange(low, min(low + _CHUNK, self.high))
+            return
+        schedule = self.coverage.schedule(self.rank)
+        for step in range(self.first_step, len(schedule)):
+            if self.coverage.reached(step) >= self.high:
+                return
+            positions = _positions(schedule, step)
+            yield positions[positions < self.high]
+
+    def __str__(self) -> str:
+        where = f"epoch {self.epoch}, positions {self.low:,} to {self.high:,}: {self.samples:,} samples"
+        if self.coverage is None:
+            return f"{where} are in no ledger"
+        launch = f"launch {self.coverage.launch + 1}"
+        if self.rank is None:
+            return f"{where}: {launch} stopped before them, and the next one began after them"
+        reason = (
+            f"stopped after {self.first_step:,} steps" if self.rank in self.coverage.steps else "left no ledger"
+        )
+        return f"{where}: the share of rank {self.rank} in {launch}, which {reason}"

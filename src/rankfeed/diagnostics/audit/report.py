@@ -47,12 +47,12 @@ class AuditReport(Judged):
         Raises:
             AuditError: the verdict is another one.
         """
-        if self.sound is False or (self.sound is None and not allow_unproven):
+        if failures := self.failures(["not proven"] * allow_unproven):
             raise AuditError(
-                f"the loader is {self.verdict}: {self.findings[0].what}",
+                f"the loader is {self.verdict}: {failures[0].what}",
                 expected="each sample once an epoch, in equal steps",
                 found=str(self),
-                remedy=self.findings[0].remedy,
+                remedy=failures[0].remedy,
             )
 
     def as_dict(self) -> dict[str, Any]:

@@ -79,7 +79,11 @@ def _kind(
     """Declared keys, or those that both control runs deliver."""
     bare = Kind(name, of, None)
     pairs = _epochs(bare, controls)
-    drawn = any(repeated(one) > _DRAWN for pair in pairs for one in pair)
+    # Repeats that are the same in each epoch are no draws.
+    counts = [one for pair in pairs for one in pair]
+    drawn = any(repeated(one) > _DRAWN for one in counts) and (
+        len(pairs) < 2 or any(each != counts[0] for each in counts)
+    )
     if declared is not None:
         epochs = max([1, *(len(rank.epochs) for log in controls for rank in log.ranks)])
         return Kind(name, of, [declared] * epochs, drawn=drawn, declared=True)

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rankfeed.diagnostics.findings import Finding, Severity
-from rankfeed.diagnostics.verify.positions import PlanShape, PositionRange
 from rankfeed.errors import ArgumentError, PlanError, SourceError, TopologyError
-from rankfeed.plan import Schedule
+from rankfeed.plan import Coverage, PositionOrder, Schedule
 from rankfeed.storage.ledger import SUFFIX, DamagedBytes, PassHeader, PassInfo, StepRecord, decode_ledger
 
 
@@ -36,13 +35,13 @@ class LedgerPass:
     @cached_property
     def schedule(self) -> Schedule:
         """Its steps, which are checked; its ids are positions."""
-        return self.positions(0).schedule(self.content.rank)
+        return self.coverage(0).schedule(self.content.rank)
 
-    def positions(self, launch: int) -> PositionRange:
-        """As a part of a timeline."""
+    def coverage(self, launch: int) -> Coverage:
+        """The positions that it delivered."""
         content: Any = self.content
         bounds = content.epoch, content.start, content.batch_size, content.world_size, content.tail
-        return PositionRange(PlanShape.of(content.plan), launch, *bounds, {content.rank: self.steps})
+        return Coverage(PositionOrder.of(content.plan), *bounds, {content.rank: self.steps}, launch)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Whether a plan delivers each sample once: counted if it is small enough, otherwise sampled."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.diagnostics.findings import Finding, Judged
+from rankfeed.diagnostics.deliveries import EpochReport, RankEpoch
+from rankfeed.diagnostics.findings import Finding, Judged, merged
+from rankfeed.diagnostics.judge import JudgedFacts, judge
 from rankfeed.diagnostics.multiset import HashPartitions, distinct, partition_ranges
 from rankfeed.plan import Plan, ReadingCost, Schedule, ShuffleQuality, Tail, measure_reading
 from rankfeed.plan.quality import remedy_for
@@ -38,23 +41,7 @@ class PlanVerdict(Judged):
     repeated: int  # deliveries of samples that were delivered before
     left_out: int  # samples that tail="drop" leaves out
     uneven: int  # the largest difference between the batch sizes of two ranks in one step
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What is wrong, or could not be shown."""
-        least, most = self.steps
-        wrong = {
-            "uneven-steps": (least < most, f"ranks take {least:,} to {most:,} steps"),
-            "missing-samples": (self.missing > 0, f"{self.missing:,} samples are not delivered"),
-            "repeated-samples": (self.repeated > 0, f"{self.repeated:,} deliveries repeat a sample"),
-            "uneven-batches": (self.uneven > 1, f"batch sizes in a step differ by {self.uneven:,}"),
-        }
-        found = [Finding(code, "error", what) for code, (is_so, what) in wrong.items() if is_so]
-        if not self.counted:
-            what = f"{self.deliveries:,} deliveries were sampled, not all counted"
-            limit = f"plans of up to {COUNTED:,} samples are counted"
-            found.append(Finding("sampled", "unproven", what, (limit,), _COUNT_RUN))
-        return tuple(found)
+    findings: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
         least, most = self.steps
@@ -69,7 +56,7 @@ class PlanVerdict(Judged):
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**self.verdict_as_dict(), **vars(self)}
+        return {**vars(self), **self.verdict_as_dict()}
 
 
 def poor_mixture(plan: Plan, quality: ShuffleQuality) -> tuple[Finding, ...]:
@@ -128,24 +115,42 @@ def verify_plan(
             others, expected = others[(others < low) | (others >= high)], expected + high - low
         expected += len(others)
     uneven = 0
+    batch_sizes = [Counter[int]() for _ in range(ranks)]
     with TemporaryDirectory() as folder:
         ids = HashPartitions(Path(folder, "ids"))
         ids.add(plan.sample_ids(epoch, others))
         for done, step in enumerate(steps):
-            batches = [each.batch(step)[each.valid(step)] for each in schedules if step < len(each)]
+            batches = [schedule.batch(step)[schedule.valid(step)] for schedule in schedules]
             sizes = [len(batch) for batch in batches]
+            for schedule, size in zip(schedules, sizes, strict=True):
+                batch_sizes[schedule.rank][size] += 1
             uneven = max(uneven, max(sizes) - min(sizes))
             ids.add(np.concatenate(batches))
             progress((done + 1) / len(steps))
         parts = partition_ranges(ids.size, _MEMORY)
         unique = sum(len(distinct(ids.read(*part).keys)) for part in parts)
     progress(1.0)
+    deliveries, repeated = len(ids) - (first.start if counted else 0), len(ids) - unique
+    missing = expected - unique if len(schedules) == ranks else 0
+    figures = (
+        RankEpoch(rank, lengths[rank], sum(size * count for size, count in sizes.items()), sizes, {})
+        for rank, sizes in enumerate(batch_sizes)
+    )
+    report = EpochReport(epoch, deliveries, deliveries - repeated, missing, 0, tuple(figures))
+    findings = [*judge([report], JudgedFacts("ids", "plan"))]
+    if uneven > 1:
+        findings.append(Finding("uneven-batches", "error", f"batch sizes in a step differ by {uneven:,}"))
+    if not counted:
+        what = f"{deliveries:,} deliveries were sampled, not all counted"
+        limit = f"plans of up to {COUNTED:,} samples are counted"
+        findings.append(Finding("sampled", "unproven", what, (limit,), _COUNT_RUN))
     return PlanVerdict(
-        counted=counted,
-        deliveries=len(ids) - (first.start if counted else 0),
-        steps=(min(lengths), max(lengths)),
-        missing=expected - unique if len(schedules) == ranks else 0,
-        repeated=len(ids) - unique,
+        counted,
+        deliveries,
+        (min(lengths), max(lengths)),
+        missing,
+        repeated,
         left_out=plan.num_samples - first.end,
         uneven=uneven,
+        findings=merged(findings),
     )

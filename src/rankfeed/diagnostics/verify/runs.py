@@ -1,26 +1,27 @@
 """What a job delivered, by the ledgers of its ranks: finished or killed, over all its launches."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from rankfeed._util.validate import check_callable, check_int, check_path
-from rankfeed.diagnostics.findings import Finding, Judged, Severity, merged, rows_not_proven
+from rankfeed.diagnostics.deliveries import EpochReport, RankEpoch
+from rankfeed.diagnostics.findings import Finding, Judged, merged, rows_not_proven
+from rankfeed.diagnostics.judge import JudgedFacts, judge_samples
 from rankfeed.diagnostics.verify.ledgers import Launch, LedgerPass, launches_of, read_folder
-from rankfeed.diagnostics.verify.positions import (
+from rankfeed.diagnostics.verify.timeline import (
     DeliveryTimeline,
-    MissingRange,
-    PositionRange,
     expected_end,
+    gaps_of,
     join_launches,
     join_ranks,
-    missing_ranges,
 )
 from rankfeed.errors import listed
+from rankfeed.plan import Coverage, Gap
 
 #: Clocks of different hosts may differ by this, in nanoseconds.
 _SKEW = 10 * 10**9
@@ -54,7 +55,7 @@ class EpochRun:
     dropped: int
     left_early: int
     under_way: int
-    gaps: list[MissingRange]
+    gaps: list[Gap]
     passes: list[dict[str, Any]]
     unproven_steps: int = 0
 
@@ -184,78 +185,128 @@ def verify_run(
     """
     folder, limit = check_path("folder", folder), check_int("limit", limit, at_least=0)
     ledgers, others = read_folder(folder, check_callable("progress", progress))
-    found = [finding for each in ledgers for finding in each.findings]
-    damaged = any(each.code in ("damaged-ledger", "killed-while-writing") for each in found)
+    findings = [finding for ledger in ledgers for finding in ledger.findings]
+    damaged = any(finding.code in ("damaged-ledger", "killed-while-writing") for finding in findings)
     if others:
-        found.append(Finding("other-files", "note", "some files are no ledgers", (listed(others, 8),)))
+        findings.append(Finding("other-files", "note", "some files are no ledgers", (listed(others, 8),)))
     streams: dict[str, list[LedgerPass]] = {}
-    for one in chain.from_iterable(each.passes for each in ledgers):
+    for one in chain.from_iterable(ledger.passes for ledger in ledgers):
         streams.setdefault(one.stream, []).append(one)
     loaders = []
     for passes in streams.values():
         loader, more = _loader(passes, limit, damaged)
         loaders.append(loader)
-        found += more
+        findings += more
     if not streams:
         what = "no ledger contains a delivery: no process came to its first step"
-        found.append(Finding("nothing-recorded", "unproven", what))
-    return RunVerdict(folder, len(ledgers), loaders, merged(found))
+        findings.append(Finding("nothing-recorded", "unproven", what))
+    return RunVerdict(folder, len(ledgers), loaders, merged(findings))
 
 
 def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[LoaderRun, list[Finding]]:
     content, launches = passes[0].content, launches_of(passes)
     findings = [*_overlaps(launches)]
-    uncertain = damaged or any(each.code == "overlapping-launches" for each in findings)
+    uncertain = damaged or any(finding.code == "overlapping-launches" for finding in findings)
     lines = []
     for number, launch in enumerate(launches):
-        lines.append(join_ranks({rank: _of_rank(each, number) for rank, each in launch.processes.items()}))
-        findings += _uneven_end(launch, lines[-1].ranges[-1])
+        lines.append(join_ranks({rank: _of_rank(peers, number) for rank, peers in launch.processes.items()}))
+        findings += _uneven_end(launch, lines[-1].passes[-1])
     findings += [] if uncertain else _restarts(lines, content.data)
     line = join_launches(lines)
-    first, last = line.ranges[0], line.ranges[-1]
+    first, last = line.passes[0], line.passes[-1]
     if first.epoch:
         text = f"{content.data}: the first recorded epoch is {first.epoch}"
         findings.append(Finding("recorded-later", "note", "the ledgers do not begin with epoch 0", (text,)))
     if len(launches[last.launch].processes) < last.world_size:
         findings.append(_absent_ledger(f"{_where(last)}: {_absent(last)}"))
-    gaps: dict[int, list[MissingRange]] = {}
-    for gap in missing_ranges(line.ranges):
+    gaps: dict[int, list[Gap]] = {}
+    for gap in gaps_of(line.passes):
         gaps.setdefault(gap.epoch, []).append(gap)
-        findings.append(_missing(gap, first, launches, uncertain))
+    facts = JudgedFacts("ids", "plan", where=content.data, recorded=not uncertain)
+    last_passes = {coverage.epoch: coverage for coverage in line.passes}
+    unproven = _unproven(passes)
+    epochs = [*_epochs(line, gaps, unproven, limit)]
+    for epoch in epochs:
+        recorded = []
+        for gap in gaps.get(epoch.epoch, ()):
+            if gap.coverage is None and (gap.epoch, gap.high) == (first.epoch, first.start):
+                what = "the first recorded pass began within an epoch; what came before is in no ledger"
+                remedy = "record all launches with audit="
+                findings.append(Finding("not-recorded", "unproven", what, (str(gap),), remedy))
+            elif _is_absent(gap, launches):
+                findings.append(_absent_ledger(str(gap)))
+            else:
+                recorded.append(gap)
+        if recorded:
+            findings += judge_samples([_report(epoch, last_passes.get(epoch.epoch), recorded)], facts)
+        for function, count in unproven.get(epoch.epoch, Counter()).items():
+            text = f"{content.data}, epoch {epoch.epoch}: {count:,} batches"
+            findings.append(rows_not_proven(function, text))
     described = [launch.as_dict() for launch in launches]
-    unproven: dict[int, Counter[str]] = {}
-    for one in passes:
-        unproven.setdefault(one.content.epoch, Counter()).update(one.unproven)
-    for epoch, steps in unproven.items():
-        for function, count in steps.items():
-            findings.append(rows_not_proven(function, f"{content.data}, epoch {epoch}: {count:,} batches"))
-    totals = {epoch: steps.total() for epoch, steps in unproven.items()}
-    epochs = [replace(run, unproven_steps=totals.get(run.epoch, 0)) for run in _epochs(line, gaps, limit)]
     return LoaderRun(content.data, dict(content.plan), content.source, described, epochs), findings
 
 
+def _unproven(passes: Iterable[LedgerPass]) -> dict[int, Counter[str]]:
+    """By epoch and function, steps of which the batch may lack samples."""
+    unproven: dict[int, Counter[str]] = {}
+    for one in passes:
+        unproven.setdefault(one.content.epoch, Counter()).update(one.unproven)
+    return unproven
+
+
+def _is_absent(gap: Gap, launches: Sequence[Launch]) -> bool:
+    """Whether the rank that lacks its share left no ledger of its launch."""
+    if gap.coverage is None or gap.rank is None:
+        return False
+    return gap.rank not in launches[gap.coverage.launch].processes
+
+
+def _report(epoch: EpochRun, last: Coverage | None, gaps: Sequence[Gap]) -> EpochReport:
+    """The figures of an epoch, of its ranks in the last pass; gaps that no ledger could show are left out."""
+    ranks = [RankEpoch(0, 0, 0, {}, {})]  # of an epoch without a pass
+    if last is not None:
+        ranks = [
+            RankEpoch(rank, steps, last.samples(rank, steps, last.until), {last.batch_size: steps}, {})
+            for rank, steps in last.steps.items()
+        ]
+    return EpochReport(
+        epoch.epoch,
+        samples=epoch.delivered,
+        unique=epoch.delivered,
+        missing=sum(gap.samples for gap in gaps),
+        unknown=0,
+        ranks=tuple(ranks),
+        missing_keys=tuple(str(gap).partition(", ")[2] for gap in gaps),
+    )
+
+
 def _of_rank(processes: Sequence[Sequence[LedgerPass]], launch: int) -> DeliveryTimeline:
-    """What a rank delivered in a launch; of parallel peers, the one that came least far."""
+    """The deliveries of a rank in a launch; of parallel peers, of the one with the fewest steps."""
     lines = []
     for process in processes:
         lines.append(DeliveryTimeline())
         for one in process:
-            lines[-1].push(one.positions(launch))
-    return min(lines, key=lambda line: sum(each.most for each in line.ranges))
+            lines[-1].push(one.coverage(launch))
+    return min(lines, key=lambda line: sum(coverage.most for coverage in line.passes))
 
 
-def _epochs(line: DeliveryTimeline, gaps: dict[int, list[MissingRange]], limit: int) -> Iterator[EpochRun]:
-    """Count by epochs what was delivered, what is missing and what was delivered again."""
-    ranges = {epoch: list(some) for epoch, some in groupby(line.ranges, key=lambda each: each.epoch)}
-    following = dict(zip(map(id, line.ranges), line.ranges[1:], strict=False))
-    samples = line.ranges[0].shape.num_samples
-    for epoch in sorted({*ranges, *gaps, *+line.again}):
-        some, missing = ranges.get(epoch, []), gaps.get(epoch, [])
+def _epochs(
+    line: DeliveryTimeline,
+    gaps: Mapping[int, Sequence[Gap]],
+    unproven: Mapping[int, Counter[str]],
+    limit: int,
+) -> Iterator[EpochRun]:
+    """Count by epochs the samples that were delivered, are missing and were delivered again."""
+    passes = {epoch: list(group) for epoch, group in groupby(line.passes, key=lambda coverage: coverage.epoch)}
+    following = dict(zip(map(id, line.passes), line.passes[1:], strict=False))
+    samples = line.passes[0].order.num_samples
+    for epoch in sorted({*passes, *gaps, *+line.again}):
+        of_epoch, missing = passes.get(epoch, []), gaps.get(epoch, [])
         reach, end, ahead, after = samples if missing else 0, samples, 0, None
-        if some:
-            after = following.get(id(some[-1]))
-            reach, end = expected_end(some[-1], after), some[-1].schedule().end
-            ahead = some[-1].rows_from(reach)  # other ranks had stopped
+        if of_epoch:
+            after = following.get(id(of_epoch[-1]))
+            reach, end = expected_end(of_epoch[-1], after), of_epoch[-1].schedule().end
+            ahead = of_epoch[-1].samples_from(reach)  # other ranks had stopped
         yield EpochRun(
             epoch=epoch,
             samples=samples,
@@ -264,36 +315,24 @@ def _epochs(line: DeliveryTimeline, gaps: dict[int, list[MissingRange]], limit: 
             again=line.again[epoch],
             ahead=ahead,
             dropped=samples - end,
-            left_early=end - reach if after else 0,
-            under_way=0 if after else end - reach,
-            gaps=missing[:limit],
+            left_early=0 if after is None else end - reach,
+            under_way=end - reach if after is None else 0,
+            gaps=[*missing[:limit]],
             passes=[
                 {
-                    "launch": each.launch + 1,
-                    "from": each.start,
-                    "to": max(each.start, min(each.until, reach)),
-                    "ranks": each.world_size,
-                    "batch_size": each.batch_size,
-                    "steps_of_each_rank": {"least": each.least, "most": each.most},
-                    "steps_planned": len(each.schedule()),
+                    "launch": coverage.launch + 1,
+                    "from": coverage.start,
+                    "to": max(coverage.start, min(coverage.until, reach)),
+                    "ranks": coverage.world_size,
+                    "batch_size": coverage.batch_size,
+                    "steps_of_each_rank": {"least": coverage.least, "most": coverage.most},
+                    "steps_planned": len(coverage.schedule()),
                 }
-                for each in some
+                for coverage in of_epoch
             ],
+            unproven_steps=unproven.get(epoch, Counter()).total(),
         )
         limit = max(0, limit - len(missing))
-
-
-def _missing(gap: MissingRange, first: PositionRange, launches: Sequence[Launch], uncertain: bool) -> Finding:
-    """Missing samples: an error if the ledgers that would contain them are there and can be read."""
-    if gap.source is None and (gap.epoch, gap.high) == (first.epoch, first.start):
-        what = "the first recorded pass began within an epoch; what came before is in no ledger"
-        return Finding("not-recorded", "unproven", what, (str(gap),), "record all launches with audit=")
-    if gap.source is not None and gap.rank is not None and gap.rank not in launches[gap.source.launch].processes:
-        return _absent_ledger(str(gap))
-    severity: Severity = "unproven" if uncertain else "error"
-    what = "samples are not delivered, although the job continued after them"
-    remedy = "resume from loader.state_dict() of the step that was saved; if a host crashed, its ledger may be cut"
-    return Finding("missing-samples", severity, what, (str(gap),), remedy)
 
 
 def _absent_ledger(text: str) -> Finding:
@@ -303,7 +342,7 @@ def _absent_ledger(text: str) -> Finding:
 
 def _restarts(lines: Sequence[DeliveryTimeline], data: str) -> Iterator[Finding]:
     """Launches that began where the first one did, although they came after it."""
-    first, *later = [(line.ranges[0].epoch, line.ranges[0].start) for line in lines]
+    first, *later = [(line.passes[0].epoch, line.passes[0].start) for line in lines]
     what = "a launch began where the first one did, which takes back all that was delivered before it"
     remedy = (
         "load the state of the last checkpoint; give a new training a new folder; before an evaluation, call "
@@ -343,7 +382,7 @@ def _overlap(one: Mapping[str, tuple[int, int]], two: Mapping[str, tuple[int, in
     )
 
 
-def _uneven_end(launch: Launch, last: PositionRange) -> Iterator[Finding]:
+def _uneven_end(launch: Launch, last: Coverage) -> Iterator[Finding]:
     """Ranks that came less far than others in the last pass of their launch."""
     short = sorted((rank for rank in last.steps if last.steps[rank] < last.most), key=last.steps.__getitem__)
     if short:
@@ -356,10 +395,10 @@ def _uneven_end(launch: Launch, last: PositionRange) -> Iterator[Finding]:
         yield Finding("not-begun", "note", what, (f"{_where(last)}: {_absent(last)}",))
 
 
-def _where(each: PositionRange) -> str:
+def _where(each: Coverage) -> str:
     return f"launch {each.launch + 1}, epoch {each.epoch} from position {each.start:,}"
 
 
-def _absent(each: PositionRange) -> str:
+def _absent(each: Coverage) -> str:
     absent = [str(rank) for rank in range(each.world_size) if rank not in each.steps]
     return f"rank{'s' * (len(absent) > 1)} {listed(absent, 8)} of {each.world_size}"
