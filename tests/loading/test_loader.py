@@ -555,10 +555,10 @@ def test_tuples_of_a_dataset_refuse_what_needs_a_dict() -> None:
 
 
 @pytest.mark.parametrize("options", [{"id_column": "id"}, {"tail": "pad"}], ids=["id_column", "pad"])
-def test_samples_in_memory_that_are_no_dicts_are_refused_by_the_constructor(options: dict[str, Any]) -> None:
+def test_samples_in_memory_that_are_no_dicts_are_refused_before_the_first_batch(options: dict[str, Any]) -> None:
     for dataset in ([(1, 2)] * 5, (1, 2, 3), torch.utils.data.TensorDataset(torch.arange(5))):
         with pytest.raises(errors.ArgumentError, match="needs samples that are dicts"):
-            Loader(rf.from_dataset(dataset), 2, **options)
+            next(iter(Loader(rf.from_dataset(dataset), 2, **options)))
         loader = Loader(rf.from_dataset(dataset), 2, transform=_first_as_dict, **options)
         assert isinstance(next(iter(loader)), dict)
 

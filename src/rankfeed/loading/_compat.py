@@ -16,11 +16,8 @@ from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any, NoReturn, TypeVar
 
-import numpy as np
-
 from rankfeed.errors import ArgumentError, StateError
 from rankfeed.plan import Cursor
-from rankfeed.storage.checksum import digest_of
 from rankfeed.topology import Topology
 
 _T = TypeVar("_T")
@@ -339,49 +336,21 @@ _BUFFER = "BufferShuffledExamplesIterable"
 _MAX_OBJECTS, _MAX_ENTRIES = 4096, 1024
 
 
-@dataclass(frozen=True)
-class ShuffleOrder:
-    """Stands in for the state of a stream with a shuffle buffer, which is read again and skipped instead."""
-
-    digest: str  # of the random generators, as they were before the first sample
-
-    def state_dict(self) -> dict[str, str]:
-        return {"shuffle_order": self.digest}
-
-    def check_saved(self, state: Any, where: str) -> None:
-        """Raise StateError if a state of this stream was saved in another order."""
-        saved = state.get("shuffle_order") if isinstance(state, Mapping) else None
-        if saved not in (None, self.digest):
-            raise StateError(
-                "the stream is shuffled in another order than the one of the checkpoint, so that skipping as many "
-                "samples would lose some and repeat others",
-                expected=f"random generators {saved}",
-                found=self.digest,
-                where=where,
-                remedy="give the dataset's shuffle() and interleave_datasets() the seed of the job that saved",
-            )
-
-
-def shuffle_order(stream: object) -> ShuffleOrder | None:
-    """The order of a stream that has a shuffle buffer of Hugging Face, also inside other objects; else None."""
+def has_shuffle_buffer(stream: object) -> bool:
+    """Whether a stream has a shuffle buffer of Hugging Face, also inside other objects."""
     if "datasets.iterable_dataset" not in sys.modules:
-        return None
-    parts, seen, facts, has_buffer = [stream], {id(stream)}, list[bytes](), False
+        return False
+    parts, seen = [stream], {id(stream)}
     for part in parts:  # which grows
-        values = list(part) if isinstance(part, list | tuple) else list(getattr(part, "__dict__", {}).values())
-        if type(part).__module__ == "datasets.iterable_dataset":
-            is_buffer = type(part).__name__ == _BUFFER
-            has_buffer = has_buffer or is_buffer
-            generators = [value for value in values if isinstance(value, np.random.Generator)]
-            facts += [repr(each.bit_generator.state).encode() for each in generators]
-            facts += [str(getattr(part, "buffer_size", None)).encode()] if is_buffer else []
-        for value in values:
+        if type(part).__module__ == "datasets.iterable_dataset" and type(part).__name__ == _BUFFER:
+            return True
+        for value in part if isinstance(part, list | tuple) else getattr(part, "__dict__", {}).values():
             is_list = isinstance(value, list | tuple) and len(value) <= _MAX_ENTRIES
             is_part = is_list or (hasattr(value, "__dict__") and not isinstance(value, type | ModuleType))
             if is_part and id(value) not in seen and len(parts) < _MAX_OBJECTS:
                 seen.add(id(value))
                 parts.append(value)
-    return ShuffleOrder(digest_of(*facts)) if has_buffer else None
+    return False
 
 
 def _callers() -> Iterator[FrameType]:

@@ -4,12 +4,11 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from rankfeed._util.global_rng import preserve_rng_state
 from rankfeed._util.validate import (
@@ -21,7 +20,7 @@ from rankfeed._util.validate import (
     check_path,
     invalid,
 )
-from rankfeed.columns.layout import Branch, Layout, infer_layout, parse_layout
+from rankfeed.columns.layout import Branch, Layout, parse_layout
 from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.loading.collate import name_conflict
 from rankfeed.loading.lazy_topology import LazyTopology
@@ -30,7 +29,6 @@ from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW, Shuffle
 from rankfeed.plan.schedule import MAX_BATCH_SIZE
 from rankfeed.sources import ConcatSource, SelectSource, Source, from_dataset
 from rankfeed.sources.source import check_columns, with_derived
-from rankfeed.sources.torch_dataset import TorchDatasetSource
 
 WorkerKind = Literal["thread", "process"]
 
@@ -205,15 +203,6 @@ def check_added_columns(layout: Layout | None, id_column: str | None, tail: Tail
     for name, is_added in ((f"id_column={id_column!r}", id_column is not None), ('tail="pad"', tail == "pad")):
         if is_added:
             raise _needs_dicts(name, f"samples that are {layout}")
-
-
-def probe_in_memory(source: Source) -> Layout | None:
-    """The layout of the first sample of a list or TensorDataset, whose reading runs no user code; else None."""
-    if not isinstance(source, TorchDatasetSource) or type(source.dataset) not in (list, tuple, TensorDataset):
-        return None
-    with suppress(ArgumentError):
-        return infer_layout([source.dataset[0]])
-    return None
 
 
 def _needs_dicts(name: str, found: str) -> ArgumentError:

@@ -21,7 +21,7 @@ import torch
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, StateError, StreamError, describe_error, safe_str
-from rankfeed.loading._compat import ShuffleOrder, shuffle_order
+from rankfeed.loading._compat import has_shuffle_buffer
 from rankfeed.sources.source import Declared
 from rankfeed.storage.checksum import digest_of
 
@@ -86,14 +86,13 @@ class Stream:
         # The state of a stream of one rank is not kept: a checkpoint is the same on all ranks.
         keeps_state = not self.sharded and "start" not in self._parameters
         own = None if snapshot is None else msgspec.json.decode(snapshot.content)
-        order: ShuffleOrder | None = None
         step = "the factory of the stream"
         try:
             iterable: Any = self._factory(**{name: arguments[name] for name in self._parameters})
             if "epoch" not in self._parameters and hasattr(iterable, "set_epoch"):
                 iterable.set_epoch(epoch)
-            order = shuffle_order(iterable) if keeps_state else None
-            loads = keeps_state and own is not None and order is None
+            keeps_state = keeps_state and not has_shuffle_buffer(iterable)
+            loads = keeps_state and own is not None
             resumes = loads and _is_stateful(iterable)
             if resumes:
                 step = "load_state_dict() of the stream"
@@ -115,9 +114,7 @@ class Stream:
             self._used = iterable
         if "start" in self._parameters:
             return StreamReader(iterator, None, start, where)
-        if order is not None:
-            order.check_saved(own, where)
-        owner = order or (iterable if _is_stateful(iterable) else iterator if _is_stateful(iterator) else None)
+        owner = iterable if _is_stateful(iterable) else iterator if _is_stateful(iterator) else None
         loaded = snapshot if resumes else None
         num_read = 0 if loaded is None else loaded.num_read
         reader = StreamReader(iterator, owner if keeps_state else None, num_read, where, loaded)
