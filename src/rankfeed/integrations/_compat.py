@@ -96,9 +96,9 @@ def save_positions(loop: Any, state: dict[str, Any], positions: Mapping[Loader, 
         for loader in loop._combined_loader.flattened
         if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
     ]
-    for loader, each in zip(stateful, states, strict=True):
+    for loader, loader_state in zip(stateful, states, strict=True):
         if loader in positions:
-            each.update(loader.state_at(positions[loader]))
+            loader_state.update(loader.state_at(positions[loader]))
     batches = state["epoch_loop.batch_progress"]
     if loop._data_fetcher and loop._data_fetcher.fetched > batches["current"]["processed"]:
         batches["is_last_batch"] = False
@@ -144,7 +144,7 @@ def recount_batches(trainer: Any) -> None:
         return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
     pairs = zip(combined.flattened, combined.limits, strict=True)
-    limits = [limited(len(each)) if each in loaders and not each.is_stream else old for each, old in pairs]
+    limits = [limited(len(loader)) if loader in loaders and not loader.is_stream else old for loader, old in pairs]
     if limits == combined.limits and len(combined) == loop.max_batches:
         return
     combined.limits = limits

@@ -208,8 +208,8 @@ def _compare_ranks(stage: str, batches: list[int | float]) -> None:
         return
     ranks: list[list[int | float]] = [[]] * group[1]
     distributed.all_gather_object(ranks, batches)
-    if any(each != ranks[0] for each in ranks):
-        counts = [f"rank {rank}: {' and '.join(map(str, each))}" for rank, each in enumerate(ranks)]
+    if any(lengths != ranks[0] for lengths in ranks):
+        counts = [f"rank {rank}: {' and '.join(map(str, lengths))}" for rank, lengths in enumerate(ranks)]
         raise PlanError(
             f"the ranks would take different numbers of {stage} batches, and wait for each other forever",
             expected="the same number on every rank",

@@ -153,7 +153,7 @@ def _check_batches_done(loader: Any, saved_epoch: int, epoch: int, loop: Any) ->
     done = progress.current.completed + inner.restarted_on_train_batch_end
     if inner.restarted_on_train_batch_end and done >= loop.max_batches:
         done = 0  # the next epoch
-    found = f"it has delivered {begun.steps} of epoch {loader.epoch}"
+    position = f"it has delivered {begun.steps} of epoch {loader.epoch}"
     differs = begun.steps != done
     if loader.is_stream:
         # Both may begin an epoch; the Trainer does not count the batches of a stream beforehand.
@@ -161,17 +161,17 @@ def _check_batches_done(loader: Any, saved_epoch: int, epoch: int, loop: Any) ->
     elif len(loader) < max(map(length_or_inf, loop._combined_loader.flattened)):
         # The shorter of several loaders is elsewhere. Under "max_size" it stays at its end until the next epoch.
         differs = bool(loop._combined_loader._mode == "max_size" and done and saved_epoch > epoch)
-        found = f"it is in epoch {saved_epoch}"
+        position = f"it is in epoch {saved_epoch}"
     if differs:
-        raise _different_batches(loader, epoch, done, found)
+        raise _different_batches(loader, epoch, done, position)
 
 
-def _different_batches(loader: Any, epoch: int, done: int, found: str) -> StateError:
+def _different_batches(loader: Any, epoch: int, done: int, position: str) -> StateError:
     return StateError(
         "resuming from this checkpoint would lose or repeat samples: the Trainer and the loader are at "
         "different batches",
         expected=f"a loader that has delivered the {done} batches of epoch {epoch} that the Trainer has done",
-        found=found,
+        found=position,
         where=_rank(loader.topology),
         remedy=f"{_USE_LOADER_CHECK}; instead of a checkpoint saved without it, of a stream or during a "
         "batch, use one saved at the end of an epoch; hooks that read batches need another Loader",

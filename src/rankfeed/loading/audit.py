@@ -89,14 +89,14 @@ class EpochAudit:
                     expected=f"rank {first.ranks[0]}: {first._range()}",
                     found=f"rank {report.ranks[0]}: {report._range()}",
                 )
-            known = by_ranks.setdefault(report.ranks, report)
-            if known.delivered.runs != report.delivered.runs:
+            peer = by_ranks.setdefault(report.ranks, report)
+            if peer.delivered.runs != report.delivered.runs:
                 raise AuditError(
                     "processes of one rank delivered different samples", where=f"rank {report.ranks[0]}"
                 )
         counted = by_ranks.values()
-        steps = {rank: step for each in counted for rank, step in zip(each.ranks, each.steps, strict=True)}
-        delivered = Coverage(run for each in counted for run in each.delivered.runs)
+        steps = {rank: step for report in counted for rank, step in zip(report.ranks, report.steps, strict=True)}
+        delivered = Coverage(run for report in counted for run in report.delivered.runs)
         bounds = first.plan, first.epoch, first.start, first.end
         ranks = tuple(sorted(steps))
         unproven = sum((report.unproven for report in counted), Counter())
@@ -144,12 +144,12 @@ class EpochAudit:
             )
         if self.missing or self.repeated:
             gaps, repeated = self.delivered.missing(self.start, self.end), self.delivered.repeated()
-            some = [f"positions {low} to {high} missing" for low, high in gaps]
-            some += [f"positions {low} to {high} repeated" for low, high in repeated]
+            faults = [f"positions {low} to {high} missing" for low, high in gaps]
+            faults += [f"positions {low} to {high} repeated" for low, high in repeated]
             raise AuditError(
                 f"{self.missing} samples missing, {self.repeated} repeated",
                 expected=f"{planned} samples, each once",
-                found="; ".join([f"{len(self.delivered)} delivered", *some]),
+                found="; ".join([f"{len(self.delivered)} delivered", *faults]),
                 where=where,
             )
         if len({*self.steps}) > 1:

@@ -136,8 +136,8 @@ class FeedOptions:
             "num_workers": (0, _MAX_WORKERS),
             "prefetch_factor": (1, _MAX_PREFETCH_FACTOR),
         }.items():
-            number = check_int(name, getattr(self, name), at_least=at_least, at_most=at_most)
-            object.__setattr__(self, name, number)
+            integer = check_int(name, getattr(self, name), at_least=at_least, at_most=at_most)
+            object.__setattr__(self, name, integer)
 
 
 def make_plan(source: Source, shuffle: bool | str, seed: int, window: int, lanes: int | None) -> Plan:
@@ -205,11 +205,11 @@ def check_added_columns(layout: Layout | None, id_column: str | None, tail: Tail
             raise _needs_dicts(name, f"samples that are {layout}")
 
 
-def _needs_dicts(name: str, found: str) -> ArgumentError:
+def _needs_dicts(name: str, description: str) -> ArgumentError:
     return ArgumentError(
         f"{name} needs samples that are dicts",
         expected="dicts, to which a column can be added",
-        found=found,
+        found=description,
         remedy="return dicts as samples, or pass a transform that does, or a collate_fn that returns a dict",
     )
 

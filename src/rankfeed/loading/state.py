@@ -106,15 +106,15 @@ def _restore_plan(
         ) from error
 
 
-def check_content(expected: str, found: str, source: Source) -> None:
+def check_content(expected: str, other: str, source: Source) -> None:
     """Compare digests of samples; a StateError if they differ, a warning if the second is not known ("")."""
-    if not found:
+    if not other:
         warn_not_comparable(source)
-    elif found != expected:
+    elif other != expected:
         raise StateError(
             "the checkpoint belongs to other data",
             expected=f"samples with the digest {expected}",
-            found=f"{found}: the fingerprint of {safe_repr(source)} is the same, but samples have another content",
+            found=f"{other}: the fingerprint of {safe_repr(source)} is the same, but samples have another content",
             remedy="resume with the same data; or begin an epoch with set_epoch() of a Loader without this state",
         )
 

@@ -28,7 +28,7 @@ def heatmap(title: str, caption: str, columns: Sequence[str], rows: list[list[Ce
     ticks = {"format": ".3~g", "values": [darkest * part / 4 for part in range(5)]}
     color = {"scale": {"type": "linear", "domain": [0, darkest], "clamp": True}, "legend": ticks}
     encoding = _across(start, end, rows, 0) | {"y": _ordinal(row), "color": _number(value) | color}
-    height = min(240, max(60, 18 * len({each[2] for each in rows})))
+    height = min(240, max(60, 18 * len({row[2] for row in rows})))
     return _figure(title, caption, columns, rows, {"height": height, "mark": "rect", "encoding": encoding})
 
 

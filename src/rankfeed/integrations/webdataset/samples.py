@@ -167,7 +167,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
             following = list(islice(steps, together))
             if following:
                 self.source.expect(np.concatenate([ids for ids, _ in following]), self._columns)
-            ids, valid = (np.concatenate(each) for each in zip(*group, strict=True))
+            ids, valid = (np.concatenate(arrays) for arrays in zip(*group, strict=True))
             for sample, is_valid in zip(self._samples(ids), valid.tolist(), strict=True):
                 yield {**sample, "__valid__": is_valid} if self.tail == "pad" else sample
             group = following

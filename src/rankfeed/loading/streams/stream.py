@@ -185,17 +185,17 @@ class StreamReader:
         is_complete = len(self._recent) == min(self.num_read, _SAMPLES_COMPARED)
         return samples_fingerprint(self._recent) if is_complete else ""
 
-    def skip(self, number: int) -> None:
-        """Read ``number`` samples, fewer where the stream ends, and keep only the last one."""
+    def skip(self, count: int) -> None:
+        """Read ``count`` samples, fewer where the stream ends, and keep only the last one."""
         started = reported = time.monotonic()
-        for done, _ in enumerate(islice(self, number), 1):
+        for done, _ in enumerate(islice(self, count), 1):
             if done % _SKIP_CHUNK == 0 and (now := time.monotonic()) - reported > _REPORT_INTERVAL:
                 reported = now
                 _log.warning(
                     "skipping to the position of the checkpoint: %d of %d samples, about %.0f s left (%s)",
                     done,
-                    number,
-                    (number - done) * (now - started) / done,
+                    count,
+                    (count - done) * (now - started) / done,
                     self._where,
                 )
 
@@ -210,12 +210,12 @@ class StreamReader:
             content = msgspec.json.encode(state)
             if msgspec.json.decode(content) == state:
                 return StreamSnapshot(self.num_read, content)
-            found = "JSON changes it"
+            problem = "JSON changes it"
         except Exception as error:
             reraise_interrupt(error)
-            found = f"{type(error).__name__}: {safe_str(error)}"
+            problem = f"{type(error).__name__}: {safe_str(error)}"
         warnings.warn(
-            f"the stream's own state_dict() cannot be saved ({found}): a job that resumes will read "
+            f"the stream's own state_dict() cannot be saved ({problem}): a job that resumes will read "
             "from the start of the epoch and skip",
             stacklevel=2,
         )
@@ -270,11 +270,11 @@ def _factory_parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
     except (TypeError, ValueError):  # some builtin functions have no signature
         return ()
     unknown = [
-        each.name
-        for each in parameters
-        if each.default is each.empty
-        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        and (each.name not in _FACTORY_PARAMETERS or each.kind is each.POSITIONAL_ONLY)
+        item.name
+        for item in parameters
+        if item.default is item.empty
+        and item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
+        and (item.name not in _FACTORY_PARAMETERS or item.kind is item.POSITIONAL_ONLY)
     ]
     if unknown:
         raise ArgumentError(
@@ -283,7 +283,7 @@ def _factory_parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
             found=", ".join(unknown),
             remedy="bind them with functools.partial",
         )
-    return tuple(each.name for each in parameters if each.name in _FACTORY_PARAMETERS)
+    return tuple(item.name for item in parameters if item.name in _FACTORY_PARAMETERS)
 
 
 def samples_fingerprint(samples: Iterable[Any]) -> str:
@@ -306,15 +306,15 @@ def _add_pieces(value: Any, pieces: list[bytes]) -> None:
     elif isinstance(value, int):
         pieces.append(b"i%d," % value)
     elif isinstance(value, dict):
-        for name, each in value.items():
+        for name, entry in value.items():
             _add_pieces(name, pieces)
-            _add_pieces(each, pieces)
+            _add_pieces(entry, pieces)
     elif isinstance(value, (bytes, bytearray)):
         pieces += b"b%d:" % len(value), bytes(value[:_LENGTH_COMPARED])
     elif isinstance(value, (list, tuple)):
         pieces.append(b"l%d:" % len(value))
-        for each in value[:_ELEMENTS_COMPARED]:
-            _add_pieces(each, pieces)
+        for entry in value[:_ELEMENTS_COMPARED]:
+            _add_pieces(entry, pieces)
     elif isinstance(value, (np.generic, np.ndarray)):
         if value.size == 1 and value.dtype.kind in "iub":
             _add_pieces(value.item(), pieces)
