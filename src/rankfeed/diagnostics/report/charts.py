@@ -56,14 +56,7 @@ def bars(
 
 
 def lines(
-    title: str,
-    caption: str,
-    axis: str,
-    unit: str,
-    series: Mapping[str, Iterable[tuple[float, float]]],
-    *,
-    x_scale: Spec | None = None,
-    y_scale: Spec | None = None,
+    title: str, caption: str, axis: str, unit: str, series: Mapping[str, Iterable[tuple[float, float]]]
 ) -> Figure:
     """Lines through points, with gaps at NaN; a point has a tooltip even where it is not drawn."""
     rows: list[list[Cell]] = [
@@ -72,8 +65,8 @@ def lines(
         for at, value in points
     ]
     encoding = {
-        "x": _axis(axis, rows, 0) | {"scale": _MARGIN | (x_scale or {"zero": False})},
-        "y": _axis(unit, rows, 2) | {"scale": _MARGIN | (y_scale or {})},
+        "x": _axis(axis, rows, 0) | {"scale": _MARGIN | {"zero": False}},
+        "y": _axis(unit, rows, 2) | {"scale": _MARGIN},
         "color": _series(series, symbolType="stroke", symbolSize=400),
         "strokeDash": _series(series) | {"scale": {"domain": [*series], "range": _DASHES}},
     }

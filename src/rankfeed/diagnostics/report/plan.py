@@ -19,9 +19,9 @@ from rankfeed.sources.source import Source
 _ROWS, _COLUMNS, _DRAWN, _IN_A_CELL = 32, 60, 4096, 16
 #: Ranks times steps up to which all deliveries are counted.
 _DELIVERIES = 200_000
-#: Pairs of samples and batches that are examined, columns whose padding is drawn, and the least number of samples
-#: of which a shuffle can be judged.
-_PAIRS, _BATCHES, _RAGGED, _ENOUGH = 1 << 15, 48, 4, 100
+#: Batches that are examined, columns whose padding is drawn, and the least number of samples of which a shuffle
+#: can be judged.
+_BATCHES, _RAGGED, _ENOUGH = 48, 4, 100
 
 
 def plan_page(
@@ -85,7 +85,7 @@ def plan_page(
     if steps:
         sections.append(Section("Who reads what", [_places(schedule), _last_steps(schedule)]))
     if steps and plan.num_samples >= _ENOUGH:
-        sections.append(Section("How well it is shuffled", [_times(schedule), _correlations(schedule)]))
+        sections.append(Section("How well it is shuffled", [_times(schedule)]))
     if steps and source is not None and (names := _ragged(source)):
         sections.append(Section("Padding", [_padding(schedule, source, names)]))
     return Page(
@@ -159,32 +159,6 @@ def _times(first: Schedule) -> Figure:
     columns = ["position in the epoch from", "position in the epoch to", "samples from", "times an even share"]
     darkest = max(2.0, *(row[3] for row in table if isinstance(row[3], float)))
     return heatmap("When each part of the data set is read", caption, columns, table, darkest)
-
-
-def _correlations(schedule: Schedule) -> Figure:
-    """How far apart neighbours are, and what they have in common: of a long order, some thousand pairs.
-
-    Neighbours in a uniform permutation of n samples are (n + 1) / 3 apart on average, and nothing correlates
-    (D. Knuth, "The Art of Computer Programming", volume 2, 3.3.2: serial tests).
-    """
-    total, draw = schedule.plan.num_samples, np.random.default_rng(1)
-    points, distances = [], []
-    for lag in (1 << power for power in range(11) if 1 << power <= total // 2):
-        first = np.arange(total - lag) if total - lag <= _PAIRS else draw.integers(0, total - lag, _PAIRS)
-        places, later = (schedule.plan.sample_ids(schedule.epoch, at) / total for at in (first, first + lag))
-        points.append((lag, np.corrcoef(places, later)[0, 1]))
-        distances.append(float(np.abs(places - later).mean()))
-    chance = 2 / sqrt(min(_PAIRS, total))
-    caption = (
-        "Correlation of the place of a sample in the data set with that of one that comes later. Of a perfect "
-        f"shuffle, 95% are between {-chance:.2f} and {chance:.2f}. Neighbours are {distances[0]:.1%} of the data "
-        "set apart, in a perfect shuffle 33.3%."
-    )
-    title = "What a sample predicts of later ones"
-    log, whole = {"type": "log", "base": 2}, {"domain": [-1, 1]}
-    return lines(
-        title, caption, "positions later", "correlation", {"this order": points}, x_scale=log, y_scale=whole
-    )
 
 
 def _last_steps(first: Schedule) -> Figure:
