@@ -1,4 +1,4 @@
-"""Numbers, sizes, bars and values of samples as text."""
+"""Formats numbers, sizes, bars and values of samples as text."""
 
 import math
 import reprlib

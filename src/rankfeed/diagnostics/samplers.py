@@ -1,4 +1,4 @@
-"""What a loader and its samplers declare."""
+"""Reads what a loader and its samplers declare: workers, shuffling, replacement, a dropped remainder."""
 
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,8 +1,8 @@
-"""What a Loader and the samplers do about frameworks by themselves.
+"""Refuses uses of loaders and samplers by frameworks that would lose or repeat samples.
 
-Most entries refuse a use that would lose or repeat samples without a message, where the framework has no hook that
-could prevent it: they look at the framework's state or at the callers. Each entry names the version it was written
-for and the upstream thread. What needs a call of the user's is in ``rankfeed.integrations``.
+It would happen without a message, where the framework has no hook that could prevent it: most entries look at the
+framework's state or at the callers. Each names the version it was written for and the upstream thread. What needs
+a call of the user's is in ``rankfeed.integrations``.
 
 The entry for the Trainer of Transformers, which sources need too, is ``rankfeed._util.trainer``.
 """

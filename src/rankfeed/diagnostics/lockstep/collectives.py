@@ -1,4 +1,4 @@
-"""What torch knows of the collectives of this process, read from another thread (private, tried with torch 2.13).
+"""Reads which collectives this process has entered, from private counters of torch (tried with torch 2.13).
 
 Each backend counts the collectives that were entered, those of DDP included. gloo counts point-to-point calls too.
 torch's flight recorder (torch 2.8 and newer) has the last 2,000 collectives of gloo, and which of them have ended.

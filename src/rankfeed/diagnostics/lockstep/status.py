@@ -1,4 +1,4 @@
-"""What a rank publishes about itself, and the cause that all ranks report in the end."""
+"""The status that a rank publishes about itself, and the cause of a hang that all ranks report."""
 
 from typing import Literal, NamedTuple
 

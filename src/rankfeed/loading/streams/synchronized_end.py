@@ -1,4 +1,4 @@
-"""Ranks whose streams end at different positions take the same number of steps.
+"""Lets ranks whose streams end at different positions take the same number of steps.
 
 Each rank prepares a few batches. Then all ranks exchange how many they have, whether their stream has ended after
 them, and whether it failed; from these reports every rank computes the same decision. The exchange depends on the
