@@ -66,7 +66,7 @@ def lines(
     ]
     encoding = {
         "x": _axis(axis, rows, 0) | {"scale": _MARGIN | {"zero": False}},
-        "y": _axis(unit, rows, 2) | {"scale": _MARGIN},
+        "y": _axis(unit, rows, 2) | {"scale": {**_MARGIN}},
         "color": _series(series, symbolType="stroke", symbolSize=400),
         "strokeDash": _series(series) | {"scale": {"domain": [*series], "range": _DASHES}},
     }
