@@ -149,20 +149,6 @@ def test_a_trillion_samples_on_a_thousand_ranks_fit_a_screen(monkeypatch: pytest
     assert "examined" in figure(page, "When each part").caption
 
 
-def test_a_shuffle_is_compared_with_a_perfect_one() -> None:
-    blocks = np.full(200, 100)
-    found = {
-        kind: figure(planned(Plan(blocks, shuffle=kind, window=100), 4, 16), "What a sample predicts")
-        for kind in ("none", "global", "window")
-    }
-    assert all(value > 0.8 for value in values(found["none"]))
-    assert "Neighbours are 0.0% of the data set apart" in found["none"].caption
-    assert all(abs(value) < 0.05 for value in values(found["global"]))
-    assert "Neighbours are 33." in found["global"].caption
-    assert values(found["window"])[0] > 0.05 > 2 / np.sqrt(20_000)
-    assert [row[0] for row in found["none"].rows] == [1 << power for power in range(11)]
-
-
 def audited() -> AuditReport:
     batches = [{"id": np.array(ids)} for ids in ([5, 1], [2, 5], [7], [5])]
     return rf.audit(batches, key="id", universe=[1, 2, 3, 5, 6], epochs=2)

@@ -263,5 +263,5 @@ def test_a_shuffle_buffer_without_a_seed_resumes_in_its_own_process_only() -> No
     again.load_state_dict(state)
     assert Counter(seen + [number for batch in again for number in batch["x"].tolist()]) == Counter(range(20))
     other.load_state_dict(state)
-    with pytest.raises(StateError, match=r"(?s)shuffled in another order.*seed of the job that saved"):
+    with pytest.raises(StateError, match=r"(?s)same in another order.*give its shuffle a fixed seed"):
         next(iter(other))

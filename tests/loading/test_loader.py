@@ -521,13 +521,13 @@ NEEDS_DICTS: list[dict[str, Any]] = [{"id_column": "id"}, {"tail": "pad"}]
 
 
 @pytest.mark.parametrize("options", NEEDS_DICTS, ids=["id_column", "pad"])
-def test_samples_in_memory_that_are_no_dicts_are_refused_by_the_constructor(options: dict[str, Any]) -> None:
+def test_samples_in_memory_that_are_no_dicts_are_refused_before_the_first_batch(options: dict[str, Any]) -> None:
     for columns in ({}, {"columns": ["a"]}):
         with pytest.raises(errors.ArgumentError, match="needs samples that are dicts"):
             Loader(Wrapped(Tuples(5)), 2, **columns, **options)  # type: ignore[arg-type]
     for dataset in ([(1, 2)] * 5, (1, 2, 3), torch.utils.data.TensorDataset(torch.arange(5))):
         with pytest.raises(errors.ArgumentError, match="needs samples that are dicts"):
-            Loader(rf.from_dataset(dataset), 2, **options)
+            next(iter(Loader(rf.from_dataset(dataset), 2, **options)))
         loader = Loader(rf.from_dataset(dataset), 2, transform=_first_as_dict, **options)
         assert isinstance(next(iter(loader)), dict)
 

@@ -1,4 +1,4 @@
-"""The global random generators of torch, numpy and random."""
+"""Seeds, saves and restores the global random generators of torch, numpy and random."""
 
 import os
 import random

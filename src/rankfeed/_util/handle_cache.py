@@ -30,10 +30,10 @@ class HandleCache(Generic[_Value]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def get(self, number: int, open_file: Callable[[], _Value]) -> _Value:
+    def get(self, index: int, open_file: Callable[[], _Value]) -> _Value:
         """The open file of a number, opened if necessary; others are closed to stay within the limits."""
         try:
-            value = self._values[number] = self._values.pop(number)
+            value = self._values[index] = self._values.pop(index)
             return value
         except KeyError:  # also if another thread is just closing it
             pass
@@ -53,7 +53,7 @@ class HandleCache(Generic[_Value]):
                         remedy="raise the limit before the job starts (`ulimit -n`), or write fewer files",
                     ) from error
             _shrink_all(0)
-        self._values[number] = value
+        self._values[index] = value
         while len(self._values) > self._max_open:
             self._close_oldest()
         _shrink_all(open_file_limit())
@@ -89,10 +89,8 @@ def _shrink_all(max_open: int) -> None:
 
 
 def _is_too_many_open_files(error: BaseException | None) -> bool:
-    number = getattr(error, "errno", None)
-    return error is not None and (
-        number in (errno.EMFILE, errno.ENFILE) or _is_too_many_open_files(error.__cause__)
-    )
+    code = getattr(error, "errno", None)
+    return error is not None and (code in (errno.EMFILE, errno.ENFILE) or _is_too_many_open_files(error.__cause__))
 
 
 def open_file_limit() -> int:

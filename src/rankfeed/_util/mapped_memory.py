@@ -42,9 +42,9 @@ class MappedMemory:
 @cache
 def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
-    number: Any = ctypes.c_int
+    integer: Any = ctypes.c_int
     pointer: Any = ctypes.c_void_p
-    libc.mmap.argtypes = [pointer, ctypes.c_size_t, number, number, number, ctypes.c_int64]
+    libc.mmap.argtypes = [pointer, ctypes.c_size_t, integer, integer, integer, ctypes.c_int64]
     libc.mmap.restype = pointer
     libc.munmap.argtypes = [pointer, ctypes.c_size_t]
     return libc

@@ -38,23 +38,23 @@ def native_library() -> Any:
     except OSError:
         return None
     pointer: Any = ctypes.c_void_p
-    number: Any = ctypes.c_int64
+    int64: Any = ctypes.c_int64
     unsigned: Any = ctypes.c_uint64
     job: Any = ctypes.POINTER(CopyJob)
     flag: Any = ctypes.c_int32
-    rows = [ctypes.c_char_p, number, number]
+    rows = [ctypes.c_char_p, int64, int64]
     #: By function: the types of its arguments and of its result.
     signatures: dict[str, tuple[list[Any], Any]] = {
-        "copy_rows": ([*rows, pointer, pointer, number], number),
-        "submit": ([job, number], flag),
+        "copy_rows": ([*rows, pointer, pointer, int64], int64),
+        "submit": ([job, int64], flag),
         "wait": ([job], flag),
         "use_nontemporal_stores": ([], None),
         "use_long_slices": ([], None),
         "advise": ([*rows, flag], None),
-        "guard": ([number, number], pointer),
+        "guard": ([int64, int64], pointer),
         "unguard": ([pointer], None),
-        "permute": ([pointer, number, pointer, pointer, unsigned, pointer, number, unsigned, number], None),
-        "find_chunks": ([pointer, number, pointer, number, pointer, pointer], None),
+        "permute": ([pointer, int64, pointer, pointer, unsigned, pointer, int64, unsigned, int64], None),
+        "find_chunks": ([pointer, int64, pointer, int64, pointer, pointer], None),
     }
     for name, (arguments, result) in signatures.items():
         function = getattr(library, f"rankfeed_{name}")

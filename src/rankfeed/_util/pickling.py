@@ -30,8 +30,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def main_classes() -> frozenset[str]:
     """Names of the classes that ``__main__`` defines."""
     main = dict(vars(sys.modules["__main__"]))
-    classes = ((name, each) for name, each in main.items() if isinstance(each, type))
-    return frozenset(n for n, each in classes if each.__module__ in _MAIN_MODULES and each.__qualname__ == n)
+    classes = ((name, value) for name, value in main.items() if isinstance(value, type))
+    return frozenset(n for n, value in classes if value.__module__ in _MAIN_MODULES and value.__qualname__ == n)
 
 
 def _main_class(module: str, name: str) -> Any:

@@ -37,7 +37,7 @@ def remember_handlers() -> None:
 
 
 def _present_handlers() -> set[CodeType]:
-    codes = (_code_of(signal.getsignal(number)) for number in signal.valid_signals())
+    codes = (_code_of(signal.getsignal(signum)) for signum in signal.valid_signals())
     return {code for code in codes if code is not None}
 
 

@@ -20,8 +20,8 @@ _TRAINS = ("_get_train_sampler", "set_initial_training_values", "_inner_training
 _REMEDY = "class Trainer(rankfeed.integrations.transformers.FeedMixin, transformers.Trainer)"
 
 
-def refuse_trainer_without_mixin(what: str, *, is_share: bool) -> None:
-    """Refuse a caller of ``__len__`` that is a Trainer about to repeat or lose samples of ``what``."""
+def refuse_trainer_without_mixin(data: str, *, is_share: bool) -> None:
+    """Refuse a caller of ``__len__`` that is a Trainer about to repeat or lose samples of ``data``."""
     if _TRAINER not in sys.modules:
         return
     frame = sys._getframe(1).f_back  # beyond __len__
@@ -32,14 +32,14 @@ def refuse_trainer_without_mixin(what: str, *, is_share: bool) -> None:
     trainer = frame.f_locals["self"]
     processes = trainer.args.world_size
     where = f"rank {trainer.args.process_index} of {processes}"
-    found = f"{type(trainer).__name__}({', '.join(base.__name__ for base in type(trainer).__bases__)})"
+    bases = f"{type(trainer).__name__}({', '.join(base.__name__ for base in type(trainer).__bases__)})"
     if frame.f_code.co_name == "_get_train_sampler" if is_share else processes > 1:
         why = "it would put a DataLoader around it" if is_share else "it repeats samples at the end of each epoch"
         raise ArgumentError(
-            f"a Trainer of Transformers without FeedMixin cannot train on {what}"
+            f"a Trainer of Transformers without FeedMixin cannot train on {data}"
             f"{'' if is_share else ' in several processes'}: {why}",
             expected=_REMEDY,
-            found=found,
+            found=bases,
             where=where,
             remedy="put FeedMixin before the Trainer",
         )
@@ -51,7 +51,7 @@ def refuse_trainer_without_mixin(what: str, *, is_share: bool) -> None:
             "resuming a Trainer of Transformers without FeedMixin would lose or repeat samples: its checkpoint "
             "has the number of updates, but not the position in the data",
             expected=_REMEDY,
-            found=f"{found}, training on {what}",
+            found=f"{bases}, training on {data}",
             where=where,
             remedy="put FeedMixin before the Trainer in the script that saves and in the script that resumes, "
             "with train_dataset=source; ignore_data_skip=True begins the epoch again",

@@ -50,15 +50,15 @@ def check_optional(check: Callable[..., _T], name: str, value: object, **limits:
 
 def check_int(name: str, value: object, *, at_least: int | None = None, at_most: int | None = None) -> int:
     """An integer of any integer type (Python, numpy, a tensor of one element), as an int."""
-    number, bounds = _as_int(value), _bounds(at_least, at_most)
-    if number is None:
+    integer, bounds = _as_int(value), _bounds(at_least, at_most)
+    if integer is None:
         remedy = None
         if isinstance(value, str) and value.strip().lstrip("+-").isdecimal():
             remedy = f"pass a number instead of text: {name}={value.strip()}"
         raise invalid(name, f"an integer{bounds}", value, remedy)
-    if number.bit_length() > _MAX_BITS or not _within(number, at_least, at_most):
+    if integer.bit_length() > _MAX_BITS or not _within(integer, at_least, at_most):
         raise invalid(name, f"an integer{bounds or f' of at most {_MAX_BITS} bits'}", value)
-    return number
+    return integer
 
 
 def check_int_array(name: str, value: object) -> npt.NDArray[np.int64]:
@@ -90,17 +90,17 @@ def check_float(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
-    what: str = "a number",
+    noun: str = "a number",
 ) -> float:
     """A finite real number, as a float."""
-    number = math.nan
+    real = math.nan
     if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
         with suppress(OverflowError):
-            number = float(value)
-    is_inside = (above is None or number > above) and (below is None or number < below)
-    if not (math.isfinite(number) and is_inside and _within(number, at_least, at_most)):
-        raise invalid(name, what + _bounds(at_least, at_most, above, below), value)
-    return number
+            real = float(value)
+    is_inside = (above is None or real > above) and (below is None or real < below)
+    if not (math.isfinite(real) and is_inside and _within(real, at_least, at_most)):
+        raise invalid(name, noun + _bounds(at_least, at_most, above, below), value)
+    return real
 
 
 def check_seconds(name: str, value: object, *, at_least: float | None = None, above: float | None = None) -> float:
@@ -108,8 +108,8 @@ def check_seconds(name: str, value: object, *, at_least: float | None = None, ab
     if at_least is None and above is None:
         at_least = 0
     # Longer timeouts are an OverflowError in threading and select.
-    what = "a number of seconds"
-    return check_float(name, value, at_least=at_least, above=above, below=_MAX_SECONDS, what=what)
+    noun = "a number of seconds"
+    return check_float(name, value, at_least=at_least, above=above, below=_MAX_SECONDS, noun=noun)
 
 
 def check_choice(name: str, value: object, choices: Sequence[_T]) -> _T:
@@ -178,7 +178,7 @@ def check_columns_option(columns: object) -> list[str]:
 def check_environ(value: Mapping[str, str]) -> Mapping[str, str]:
     """Environment variables: a mapping of strings to strings."""
     given: Any = value
-    if not isinstance(given, Mapping) or not all(isinstance(each, str) for item in given.items() for each in item):
+    if not isinstance(given, Mapping) or not all(isinstance(part, str) for item in given.items() for part in item):
         raise invalid("environ", "a mapping of names to values, such as os.environ", value)
     return value
 
@@ -199,7 +199,7 @@ def check_path(name: str, value: object) -> str:
 def check_paths(name: str, value: object) -> list[str]:
     """Several paths, in order: a list or another iterable, but not one path."""
     refused = (str, bytes, os.PathLike, Mapping)
-    return _check_each(name, value, "a list of paths", refused, lambda each: check_path(f"path in {name}", each))
+    return _check_each(name, value, "a list of paths", refused, lambda path: check_path(f"path in {name}", path))
 
 
 def _check_each(
@@ -209,7 +209,7 @@ def _check_each(
     if isinstance(value, refused) or not isinstance(value, Iterable):
         raise invalid(name, expected, value)
     try:
-        return [check(each) for each in value]
+        return [check(element) for element in value]
     except ArgumentError:
         raise
     except Exception as error:
@@ -229,8 +229,8 @@ def _as_int(value: object) -> int | None:
         return None
 
 
-def _within(number: float, at_least: float | None, at_most: float | None) -> bool:
-    return (at_least is None or number >= at_least) and (at_most is None or number <= at_most)
+def _within(value: float, at_least: float | None, at_most: float | None) -> bool:
+    return (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
 
 
 def _bounds(

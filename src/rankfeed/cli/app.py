@@ -92,10 +92,8 @@ def main() -> None:
     except Exception as error:
         traceback.print_exc()
         remedy = "please report it with the traceback"
-        found = f"{type(error).__name__}: {safe_str(error)}"
-        code = _fail(
-            _INTERNAL, f"internal error: {found}\n  remedy: {remedy}", error="internal error", found=found
-        )
+        text = f"{type(error).__name__}: {safe_str(error)}"
+        code = _fail(_INTERNAL, f"internal error: {text}\n  remedy: {remedy}", error="internal error", found=text)
     sys.exit(code if isinstance(code, int) else 0)
 
 

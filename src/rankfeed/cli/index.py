@@ -63,11 +63,11 @@ def _index(data: Sequence[str], arguments: dict[str, Any], *, quiet: bool) -> di
     places = [next(place for place in index_places(shard, cache_dir) if place.exists()) for shard in shards]
     members: dict[str, dict[str, int]] = {}
     for summary in summaries:
-        for each in summary.extensions:
-            total = members.setdefault(each.name, {"count": 0, "bytes": 0, "most": 0})
-            total["count"] += each.count
-            total["bytes"] += each.nbytes
-            total["most"] = max(total["most"], each.largest)
+        for extension in summary.extensions:
+            total = members.setdefault(extension.name, {"count": 0, "bytes": 0, "most": 0})
+            total["count"] += extension.count
+            total["bytes"] += extension.nbytes
+            total["most"] = max(total["most"], extension.largest)
     return {
         "format": "webdataset",
         "needs_index": True,
@@ -92,13 +92,13 @@ def _members(members: dict[str, dict[str, int]], samples: int) -> Table:
     for title in ("count", "mean", "most"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("share of bytes", width=30, no_wrap=True)
-    total = max(1, sum(each["bytes"] for each in members.values()))
-    for name, each in members.items():
+    total = max(1, sum(member["bytes"] for member in members.values()))
+    for name, member in members.items():
         table.add_row(
             clean("." + name, NAME),
-            clean(f"{each['count']:,}", "" if each["count"] == samples else "yellow"),
-            format_bytes(each["bytes"] / max(1, each["count"])),
-            format_bytes(each["most"]),
-            clean(format_bar(each["bytes"] / total, 30), BAR),
+            clean(f"{member['count']:,}", "" if member["count"] == samples else "yellow"),
+            format_bytes(member["bytes"] / max(1, member["count"])),
+            format_bytes(member["most"]),
+            clean(format_bar(member["bytes"] / total, 30), BAR),
         )
     return table

@@ -59,10 +59,10 @@ def inspect(
         return
     show(_summary(figures), as_json=False, title=" ".join(data))
     out("", _columns(fields, lengths))
-    for name, each in lengths.items():
-        if each["least"] != each["most"]:  # else the table of columns has its only length
-            what = "length" if seen == len(source) else f"length, of {count_of(seen, 'sample')} looked at"
-            out("", clean(name, NAME).append(f"  {what}", FAINT), _histogram(each["histogram"]))
+    for name, summary in lengths.items():
+        if summary["least"] != summary["most"]:  # else the table of columns has its only length
+            caption = "length" if seen == len(source) else f"length, of {count_of(seen, 'sample')} looked at"
+            out("", clean(name, NAME).append(f"  {caption}", FAINT), _histogram(summary["histogram"]))
     for sample_id, sample in examples:
         out("", clean(f"sample {sample_id:,}", "bold"), _sample(sample))
 
@@ -86,7 +86,7 @@ def _shuffle(source: Any) -> dict[str, Any]:
 def _examples(source: Any, count: int) -> list[tuple[int, dict[str, Any]]]:
     """Evenly spaced samples, beginning with the first."""
     size, count = len(source), min(count, len(source))
-    ids = [size * number // count for number in range(count)]
+    ids = [size * index // count for index in range(count)]
     return list(zip(ids, source.fetch(ids).samples(), strict=True)) if ids else []
 
 
@@ -95,12 +95,12 @@ def _summary(figures: dict[str, Any]) -> dict[str, Any]:
     sizes = count_of(blocks["most"], "sample")
     if blocks["least"] != blocks["most"]:
         sizes = f"{blocks['least']:,} to {sizes} (median {blocks['median']:,})"
-    each = format_bytes(disk["bytes"] / figures["samples"])
+    sample_size = format_bytes(disk["bytes"] / figures["samples"])
     return {
         "format": figures["format"],
         "samples": figures["samples"],
         "blocks": f"{figures['blocks']:,} of {sizes}",
-        "on disk": f"{format_bytes(disk['bytes'])} in {count_of(disk['files'], 'file')}, {each} a sample",
+        "on disk": f"{format_bytes(disk['bytes'])} in {count_of(disk['files'], 'file')}, {sample_size} a sample",
         "shuffled": _describe_shuffle(figures["shuffle"]),
         "fingerprint": figures["fingerprint"],
         "rows copied": "by native code" if figures["native_copy"] else "one by one: there was no C compiler",
@@ -130,11 +130,11 @@ def _columns(fields: Mapping[str, Field], lengths: dict[str, dict[str, Any]]) ->
     for title in ("a sample", *quantiles):
         table.add_column(title, justify="right", no_wrap=True)
     for name, field in fields.items():
-        each = lengths.get(name)
-        size = _row_bytes(field, each)
+        summary = lengths.get(name)
+        size = _row_bytes(field, summary)
         cells = []
-        if each is not None:
-            cells = [each["least"], *(each["quantiles"][f"{q}%"] for q in (25, 50, 75, 95)), each["most"]]
+        if summary is not None:
+            cells = [summary["least"], *(summary["quantiles"][f"{q}%"] for q in (25, 50, 75, 95)), summary["most"]]
         sizes = "" if size is None else format_bytes(size)
         table.add_row(clean(name, NAME), clean(str(field)), sizes, *(f"{cell:,}" for cell in cells))
     return table

@@ -21,28 +21,28 @@ _BARS = 10
 
 def look(source: Any, names: Sequence[str]) -> tuple[int, dict[str, dict[str, Any]]]:
     """Read evenly spaced runs of samples; their number, and a summary of the lengths in each of these columns."""
-    found: dict[str, list[Int64]] = {name: [] for name in names}
+    arrays: dict[str, list[Int64]] = {name: [] for name in names}
     seen = nbytes = 0
     for ids in runs(len(source)) if names else ():
         columns = source.fetch(ids, names)
         for name in names:
             column = columns[name]
             if isinstance(column, (Bytes, Ragged)):
-                found[name].append(column.lengths)
+                arrays[name].append(column.lengths)
             else:  # a few ragged rows may all have one length
-                found[name].append(np.array([len(row) for row in column.rows()], np.int64))
+                arrays[name].append(np.array([len(row) for row in column.rows()], np.int64))
             nbytes += column.nbytes
         seen += len(ids)
         if nbytes > LOOK_BYTES:
             break
-    return seen, {name: summarize(np.concatenate(each)) for name, each in found.items()}
+    return seen, {name: summarize(np.concatenate(parts)) for name, parts in arrays.items()}
 
 
 def runs(size: int) -> Iterator[Int64]:
     """Batches of sample ids to read: all samples of a small dataset, else runs from the first to the last."""
     length, count = (size, 1) if size <= LOOKS else (LOOKS // RUNS, RUNS)
-    for number in range(count):
-        first = (size - length) * number // max(1, count - 1)
+    for run in range(count):
+        first = (size - length) * run // max(1, count - 1)
         for start in range(first, first + length, BATCH):
             yield np.arange(start, min(start + BATCH, first + length), dtype=np.int64)
 
@@ -50,15 +50,15 @@ def runs(size: int) -> Iterator[Int64]:
 def summarize(lengths: Int64) -> dict[str, Any]:
     """Extremes, mean, quantiles and histogram of at least one length: JSON-able."""
     least, most = int(lengths.min()), int(lengths.max())
-    found = np.percentile(lengths, QUANTILES, method="inverted_cdf").astype(int).tolist()
-    edges = edges_of(least, most, found[QUANTILES.index(50)])
+    quantiles = np.percentile(lengths, QUANTILES, method="inverted_cdf").astype(int).tolist()
+    edges = edges_of(least, most, quantiles[QUANTILES.index(50)])
     counts = np.histogram(lengths, [*edges[:-1], edges[-1] - 0.5])[0].tolist()
     bars = zip(pairwise(edges), counts, strict=True)
     return {
         "least": least,
         "mean": float(lengths.mean()),
         "most": most,
-        "quantiles": {f"{percent}%": length for percent, length in zip(QUANTILES, found, strict=True)},
+        "quantiles": {f"{percent}%": length for percent, length in zip(QUANTILES, quantiles, strict=True)},
         "histogram": [{"from": low, "to": high - 1, "count": count} for (low, high), count in bars],
     }
 
@@ -73,4 +73,4 @@ def edges_of(least: int, most: int, median: int) -> list[int]:
     least_width = -(-(most - least + 1) // _BARS)
     power = 10 ** (len(f"{least_width}") - 1)
     width = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= least_width)
-    return [width * number for number in range(least // width, most // width + 2)]
+    return [width * index for index in range(least // width, most // width + 2)]

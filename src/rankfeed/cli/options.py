@@ -128,16 +128,16 @@ def dataset_path(data: Sequence[str]) -> str | list[str]:
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:
     """Options of a format by name; a value is JSON if it can be parsed as JSON, else text."""
-    found = {}
+    options = {}
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name.isidentifier():
             raise ArgumentError("invalid --option", expected="name=value", found=text)
         try:
-            found[name] = json.loads(value)
+            options[name] = json.loads(value)
         except (ValueError, RecursionError):
-            found[name] = value
-    return found
+            options[name] = value
+    return options
 
 
 def format_name(data: Sequence[str], format: str | None) -> str | None:
@@ -174,7 +174,7 @@ def disk_usage(data: Sequence[str]) -> dict[str, int]:
     return {"files": len(sizes), "bytes": sum(sizes)}
 
 
-def _check_whole(name: str, number: float) -> int:
-    if not (math.isfinite(number) and number == int(number) and abs(number) < 2**63):
-        raise ArgumentError(f"{name} must be a whole number below 2^63", found=number)
-    return int(number)
+def _check_whole(name: str, value: float) -> int:
+    if not (math.isfinite(value) and value == int(value) and abs(value) < 2**63):
+        raise ArgumentError(f"{name} must be a whole number below 2^63", found=value)
+    return int(value)

@@ -1,4 +1,4 @@
-"""Numbers, sizes, bars and values of samples as text."""
+"""Formats numbers, sizes, bars and values of samples as text."""
 
 import math
 import reprlib
@@ -28,17 +28,17 @@ def format_figure(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}"
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {format_figure(each)}" for name, each in value.items())
+        return "\n".join(f"{name}: {format_figure(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(format_figure(each) for each in value)
+        return ", ".join(format_figure(item) for item in value)
     return str(value)
 
 
 def format_bytes(size: float) -> str:
     """A number of bytes for people."""
     unit, name = pick_unit_and_suffix(int(size), ["bytes", "KiB", "MiB", "GiB", "TiB"], 1024)
-    number = f"{size / unit:.3g}" if size < 100 * unit else f"{size / unit:,.0f}"
-    return f"{number} {'byte' if size == 1 else name}"
+    figure = f"{size / unit:.3g}" if size < 100 * unit else f"{size / unit:,.0f}"
+    return f"{figure} {'byte' if size == 1 else name}"
 
 
 def format_bar(share: float, width: int) -> str:
@@ -56,7 +56,7 @@ def format_value(value: Any) -> str:
     if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind == "O":
         return f"{type(value).__name__}  {reprlib.repr(value)}"
     first = " ".join(
-        f"{each:.4g}" if isinstance(each, float) else str(each) for each in value.ravel()[:_ELEMENTS].tolist()
+        f"{item:.4g}" if isinstance(item, float) else str(item) for item in value.ravel()[:_ELEMENTS].tolist()
     )
     shape = f"{value.dtype}[{', '.join(map(str, value.shape))}]  " if value.ndim else ""
     return shape + first + " ..." * (value.size > _ELEMENTS)
@@ -72,10 +72,10 @@ def value_as_json(value: Any) -> Any:
         return {"type": type(value).__name__, "repr": reprlib.repr(value)}
     if not value.ndim:
         return _number_as_json(value.item())
-    first = [_number_as_json(each) for each in value.flat[:_ELEMENTS].tolist()]
+    first = [_number_as_json(item) for item in value.flat[:_ELEMENTS].tolist()]
     return {"dtype": str(value.dtype), "shape": list(value.shape), "first": first}
 
 
-def _number_as_json(number: Any) -> Any:
-    is_number = isinstance(number, (bool, int)) or (isinstance(number, float) and math.isfinite(number))
-    return number if is_number else str(number)
+def _number_as_json(value: Any) -> Any:
+    is_number = isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_number else str(value)

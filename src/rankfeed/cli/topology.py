@@ -53,15 +53,15 @@ def topology(
     figures = _figures(report)
     if not check:
         show(figures if json else figures | {"pid": str(report.pid)}, as_json=json, title="topology")
-    elif found := find_contradictions(reports):
+    elif contradictions := find_contradictions(reports):
         raise TopologyError(
             "the ranks of this launch contradict each other",
             expected="one world, with each rank once",
-            found="; ".join(found),
+            found="; ".join(contradictions),
             remedy="run the command without --check on each rank to see the variables that determine it",
         )
     elif figures["rank"] == 0:
-        rows = [_row(each) for each in reports]
+        rows = [_row(report) for report in reports]
         if json:
             show({"ok": True, **figures, "ranks": rows}, as_json=True)
         else:
@@ -132,7 +132,7 @@ def _figures(report: ProcessReport) -> dict[str, Any]:
     believed = detect_launcher(os.environ)
     others = {row.name: read_launcher(row, os.environ) for row in (TORCHRUN, *OUTER)}
     others.pop("" if believed is None else believed.launcher, None)
-    if also_set := {name: found.variables for name, found in others.items() if found is not None}:
+    if also_set := {name: launcher.variables for name, launcher in others.items() if launcher is not None}:
         figures["also_set"] = also_set
     return figures | ({"steps": report.steps, "reads_first": list(report.first)} if report.data else {})
 

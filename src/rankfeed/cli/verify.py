@@ -132,9 +132,9 @@ def _verify_run(folder: str, source: Any, *, ids: bool, as_json: bool) -> Verdic
     say(f"{run.folder}: {count_of(run.ledgers, 'ledger')}", style="bold")
     for loader, loader_document in zip(run.loaders, document["loaders"], strict=True):
         say(f"\n{loader}")
-        for each in loader_document["epochs"]:
-            if each.get("missing_ids"):
-                say(f"missing in epoch {each['epoch']}: " + " ".join(map(str, each["missing_ids"])))
+        for entry in loader_document["epochs"]:
+            if entry.get("missing_ids"):
+                say(f"missing in epoch {entry['epoch']}: " + " ".join(map(str, entry["missing_ids"])))
     show_findings(run.findings, run.verdict, f"verdict: {run.verdict}")
     return run.verdict
 
@@ -161,6 +161,6 @@ def _missing_ids(loader: Any, epoch: Any, source: Any) -> list[int]:
         window=int(facts.get("window", 1)),
         lanes=int(facts["lanes"]),
     ).with_order(facts.get("order", 1))
-    positions = chain.from_iterable(some.tolist() for gap in epoch.gaps for some in gap.positions())
-    found: list[int] = plan.sample_ids(epoch.epoch, list(islice(positions, _LISTED_IDS))).tolist()
-    return found
+    positions = chain.from_iterable(chunk.tolist() for gap in epoch.gaps for chunk in gap.positions())
+    sample_ids: list[int] = plan.sample_ids(epoch.epoch, list(islice(positions, _LISTED_IDS))).tolist()
+    return sample_ids

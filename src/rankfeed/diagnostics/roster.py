@@ -84,14 +84,14 @@ class _Roster:
             for reply in self._read("*.reply").values():
                 if self.token in reply.tokens:
                     return reply.reports
-            reports = {path.stem: each.reports[0] for path, each in self._read("*.json").items()}
+            reports = {path.stem: record.reports[0] for path, record in self._read("*.json").items()}
             silences = {token: self._silence(token) for token in reports}
-            present = {token: each for token, each in reports.items() if self._stalls.has_changed(token)}
+            present = {token: report for token, report in reports.items() if self._stalls.has_changed(token)}
             present[self.token] = self._report
-            first = min((token for token, each in present.items() if _rank(each) == 0), default="")
+            first = min((token for token, report in present.items() if _rank(report) == 0), default="")
             now = time.monotonic()
             if first == self.token:
-                sizes = (each.topology.world_size for each in present.values() if each.topology is not None)
+                sizes = (report.topology.world_size for report in present.values() if report.topology is not None)
                 settled = settled or now if len(present) >= max(sizes) else 0.0
                 if now > began + self._timeout or (settled and now > settled + _SETTLE):
                     return self._publish(present)
@@ -109,16 +109,16 @@ class _Roster:
         if now > self._refreshed + _REFRESH:
             self._refreshed = now
             refresh_path(self._directory / "refresh")
-        found = {}
+        records = {}
         for path in self._directory.glob(pattern):
             # Removed meanwhile, or written by another version, or invalid.
             with suppress(OSError, msgspec.DecodeError, RankfeedError):
-                found[path] = msgspec.json.decode(path.read_bytes(), type=RosterRecord)
-        return found
+                records[path] = msgspec.json.decode(path.read_bytes(), type=RosterRecord)
+        return records
 
     def _publish(self, present: Mapping[str, ProcessReport]) -> list[ProcessReport]:
         """Write the reply, and remove the directory when all have read it; only our own files are removed."""
-        reports = sorted(present.values(), key=lambda each: (_rank(each), each.host, each.pid))
+        reports = sorted(present.values(), key=lambda report: (_rank(report), report.host, report.pid))
         write_record(self._directory / f"{self.token}.reply", RosterRecord([*present], reports))
         deadline = time.monotonic() + min(self._timeout, _LINGER)
         readers = [self._directory / f"{token}.json" for token in present if token != self.token]

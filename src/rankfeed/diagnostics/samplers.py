@@ -1,4 +1,4 @@
-"""What a loader and its samplers declare."""
+"""Reads what a loader and its samplers declare: workers, shuffling, replacement, a dropped remainder."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,11 +26,11 @@ def traits_of(loader: Any, workers: int | None = None) -> LoaderTraits:
 def samplers_of(loader: Any) -> list[Any]:
     """The sampler of a loader, its batch sampler, and those inside."""
     batches = attribute(loader, "batch_sampler")
-    found = [attribute(loader, "sampler"), batches]
+    samplers = [attribute(loader, "sampler"), batches]
     for _ in range(3):  # Accelerate puts one around another
         batches = attribute(batches, "batch_sampler") or attribute(batches, "sampler")
-        found.append(batches)
-    return [each for each in found if each is not None]
+        samplers.append(batches)
+    return [sampler for sampler in samplers if sampler is not None]
 
 
 def _drops_remainder(loader: Any, samplers: Sequence[Any]) -> bool:
@@ -44,15 +44,15 @@ def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
     """By the samplers or the dataset (MosaicML's); None if they do not say."""
     names = {"RandomSampler": True, "SequentialSampler": False}
     unused = len(samplers) > 1 and samplers[0] is attribute(loader, "sampler")  # torch's, beside one of batches
-    declared = [getattr(each, "shuffle", names.get(type(each).__name__)) for each in samplers[unused:]]
+    declared = [getattr(sampler, "shuffle", names.get(type(sampler).__name__)) for sampler in samplers[unused:]]
     declared.append(attribute(attribute(loader, "dataset"), "shuffle"))
-    return True if any(each is True for each in declared) else False if False in declared else None
+    return True if any(value is True for value in declared) else False if False in declared else None
 
 
 def _is_indexed(loader: Any) -> bool:
     from torch.utils.data import IterableDataset
 
-    return any(not isinstance(each.dataset, IterableDataset) for each in dataloaders(loader))
+    return any(not isinstance(inner.dataset, IterableDataset) for inner in dataloaders(loader))
 
 
 def dataloaders(loader: Any) -> list[Any]:
@@ -60,9 +60,9 @@ def dataloaders(loader: Any) -> list[Any]:
     from torch.utils.data import DataLoader
 
     wrapped = [loader]
-    for each in getattr(loader, "__dict__", {}).values():
-        wrapped += each if isinstance(each, (list, tuple)) else [each]
-    return [each for each in wrapped if isinstance(each, DataLoader)]
+    for value in getattr(loader, "__dict__", {}).values():
+        wrapped += value if isinstance(value, (list, tuple)) else [value]
+    return [candidate for candidate in wrapped if isinstance(candidate, DataLoader)]
 
 
 def attribute(thing: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Writes the files that a user asks for."""
+"""Writes a report to the path that the user names, whole or not at all."""
 
 import errno
 import os

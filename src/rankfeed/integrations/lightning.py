@@ -61,10 +61,6 @@ class LoaderCheck(_callback_class()):  # type: ignore[misc]
     #: How many batches have been trained on, and the positions of the loaders after the last of them.
     _trained: tuple[int, dict[Loader, Cursor]] = (-1, {})
 
-    def __init__(self) -> None:
-        super().__init__()
-        _compat.warn_without_mpi()
-
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         loaders = _refuse_reuse(trainer.fit_loop)
         if trainer.overfit_batches > 0:
@@ -212,8 +208,8 @@ def _compare_ranks(stage: str, batches: list[int | float]) -> None:
         return
     ranks: list[list[int | float]] = [[]] * group[1]
     distributed.all_gather_object(ranks, batches)
-    if any(each != ranks[0] for each in ranks):
-        counts = [f"rank {rank}: {' and '.join(map(str, each))}" for rank, each in enumerate(ranks)]
+    if any(lengths != ranks[0] for lengths in ranks):
+        counts = [f"rank {rank}: {' and '.join(map(str, lengths))}" for rank, lengths in enumerate(ranks)]
         raise PlanError(
             f"the ranks would take different numbers of {stage} batches, and wait for each other forever",
             expected="the same number on every rank",

@@ -95,19 +95,19 @@ def prepare(
         )
         raise invalid("dataset", "a class of PyG, or functools.partial of one", dataset, remedy)
     root, key = check_path("root", root), check_str("key", key)
-    processed = {each: value for each, value in options.items() if each not in _NOT_PROCESSED}
-    what = (f"{cls.__module__}.{cls.__qualname__}", _describe(before), _describe(arguments), _describe(processed))
-    if not key and (ambiguous := _AMBIGUOUS.search(" ".join(what[1:]))):
+    processed = {name: value for name, value in options.items() if name not in _NOT_PROCESSED}
+    keys = (f"{cls.__module__}.{cls.__qualname__}", _describe(before), _describe(arguments), _describe(processed))
+    if not key and (ambiguous := _AMBIGUOUS.search(" ".join(keys[1:]))):
         raise ArgumentError(
             "an argument has no description that identifies it",
             found=ambiguous[0],
-            where=what[0],
+            where=keys[0],
             remedy="define functions with a name at the top of a module, or identify it with key=... "
             "(transform=... does not matter)",
         )
     top = Path(os.path.realpath(root))
     name = re.sub(r"[^A-Za-z0-9]+", "-", cls.__qualname__)
-    path = top / f"{name}-{digest_of(*(text.encode() for text in what))[:12]}"
+    path = top / f"{name}-{digest_of(*(text.encode() for text in keys))[:12]}"
     raw = list(_raw_files(top))
 
     def build(staging: Path) -> None:
@@ -121,11 +121,11 @@ def prepare(
             close()  # a database
 
     files = [
-        os.fsencode(f"{file.relative_to(top).as_posix()} {found.st_size} {found.st_mtime_ns}")
-        for file, found in raw
+        os.fsencode(f"{file.relative_to(top).as_posix()} {status.st_size} {status.st_mtime_ns}")
+        for file, status in raw
     ]
     prepare_once(path, build, key=digest_of(key.encode(), *files), retries=retries, timeout=timeout)
-    opened = {each: value for each, value in options.items() if each != "force_reload"}
+    opened = {name: value for name, value in options.items() if name != "force_reload"}
     result: T = cls(*before, str(path), *arguments, **opened)
     return result
 
@@ -136,7 +136,7 @@ def _describe(value: Any, within: tuple[int, ...] = ()) -> str:
         return "itself"
     describe = partial(_describe, within=(*within, id(value)))
     if isinstance(value, dict):
-        return "{" + ", ".join(sorted(f"{key}: {describe(each)}" for key, each in value.items())) + "}"
+        return "{" + ", ".join(sorted(f"{key}: {describe(entry)}" for key, entry in value.items())) + "}"
     if isinstance(value, (set, frozenset)):
         return "{" + ", ".join(sorted(map(describe, value))) + "}"
     if isinstance(value, (list, tuple)):
@@ -251,8 +251,8 @@ def _seeds(input_nodes: Any, data: Any) -> tuple[str | None, np.ndarray[Any, np.
     if nodes.dtype == torch.bool:
         nodes = nodes.nonzero().view(-1)
     if nodes.dim() != 1 or (nodes.numel() and (nodes.is_floating_point() or nodes.is_complex())):
-        found = f"{nodes.dtype} of shape {tuple(nodes.shape)}"
-        raise ArgumentError("input_nodes is not a selection of nodes", expected=expected, found=found)
+        text = f"{nodes.dtype} of shape {tuple(nodes.shape)}"
+        raise ArgumentError("input_nodes is not a selection of nodes", expected=expected, found=text)
     return kind, nodes.cpu().numpy().astype(np.int64)
 
 

@@ -56,10 +56,10 @@ class SharedEpoch:
         key = _iteration_key(), self._begun
         self._begun += 1
         with self._locked():
-            start, known = self._start(rank, key)
-            if known is None:
+            start, running = self._start(rank, key)
+            if running is None:
                 self._append(rank, *key, start)
-            return start if known is None else known
+            return start if running is None else running
 
     def next(self, rank: int | None = None) -> Cursor:
         """Where the next iteration of a rank starts; of any rank, if none is given."""
@@ -84,15 +84,15 @@ class SharedEpoch:
 
     def _start(self, rank: int | None, key: tuple[int, int] | None) -> tuple[Cursor, Cursor | None]:
         """Where the next iteration of a rank starts, and where the one with this key does, if it has begun."""
-        start, known, every = Cursor(), None, False
+        start, running, every = Cursor(), None, False
         for other, *its_key, epoch, position, steps in _RECORD.iter_unpack(self._records()):
             if other < 0:
-                start, known, every = Cursor(epoch, position, steps), None, other == _EVERY
+                start, running, every = Cursor(epoch, position, steps), None, other == _EVERY
             elif rank in (None, other) and not every:
                 start = Cursor(epoch + 1)
                 if tuple(its_key) == key:
-                    known = Cursor(epoch, position, steps)
-        return start, known
+                    running = Cursor(epoch, position, steps)
+        return start, running
 
     def _separate(self) -> None:
         """Leave the file of the process that this one is a copy of, unless this one is its worker."""

@@ -1,8 +1,8 @@
-"""What a Loader and the samplers do about frameworks by themselves.
+"""Refuses uses of loaders and samplers by frameworks that would lose or repeat samples.
 
-Most entries refuse a use that would lose or repeat samples without a message, where the framework has no hook that
-could prevent it: they look at the framework's state or at the callers. Each entry names the version it was written
-for and the upstream thread. What needs a call of the user's is in ``rankfeed.integrations``.
+It would happen without a message, where the framework has no hook that could prevent it: most entries look at the
+framework's state or at the callers. Each names the version it was written for and the upstream thread. What needs
+a call of the user's is in ``rankfeed.integrations``.
 
 The entry for the Trainer of Transformers, which sources need too, is ``rankfeed._util.trainer``.
 """
@@ -16,11 +16,8 @@ from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any, NoReturn, TypeVar
 
-import numpy as np
-
 from rankfeed.errors import ArgumentError, StateError
 from rankfeed.plan import Cursor
-from rankfeed.storage.checksum import digest_of
 from rankfeed.topology import Topology
 
 _T = TypeVar("_T")
@@ -156,7 +153,7 @@ def _check_batches_done(loader: Any, saved_epoch: int, epoch: int, loop: Any) ->
     done = progress.current.completed + inner.restarted_on_train_batch_end
     if inner.restarted_on_train_batch_end and done >= loop.max_batches:
         done = 0  # the next epoch
-    found = f"it has delivered {begun.steps} of epoch {loader.epoch}"
+    position = f"it has delivered {begun.steps} of epoch {loader.epoch}"
     differs = begun.steps != done
     if loader.is_stream:
         # Both may begin an epoch; the Trainer does not count the batches of a stream beforehand.
@@ -164,17 +161,17 @@ def _check_batches_done(loader: Any, saved_epoch: int, epoch: int, loop: Any) ->
     elif len(loader) < max(map(length_or_inf, loop._combined_loader.flattened)):
         # The shorter of several loaders is elsewhere. Under "max_size" it stays at its end until the next epoch.
         differs = bool(loop._combined_loader._mode == "max_size" and done and saved_epoch > epoch)
-        found = f"it is in epoch {saved_epoch}"
+        position = f"it is in epoch {saved_epoch}"
     if differs:
-        raise _different_batches(loader, epoch, done, found)
+        raise _different_batches(loader, epoch, done, position)
 
 
-def _different_batches(loader: Any, epoch: int, done: int, found: str) -> StateError:
+def _different_batches(loader: Any, epoch: int, done: int, position: str) -> StateError:
     return StateError(
         "resuming from this checkpoint would lose or repeat samples: the Trainer and the loader are at "
         "different batches",
         expected=f"a loader that has delivered the {done} batches of epoch {epoch} that the Trainer has done",
-        found=found,
+        found=position,
         where=_rank(loader.topology),
         remedy=f"{_USE_LOADER_CHECK}; instead of a checkpoint saved without it, of a stream or during a "
         "batch, use one saved at the end of an epoch; hooks that read batches need another Loader",
@@ -339,49 +336,21 @@ _BUFFER = "BufferShuffledExamplesIterable"
 _MAX_OBJECTS, _MAX_ENTRIES = 4096, 1024
 
 
-@dataclass(frozen=True)
-class ShuffleOrder:
-    """Stands in for the state of a stream with a shuffle buffer, which is read again and skipped instead."""
-
-    digest: str  # of the random generators, as they were before the first sample
-
-    def state_dict(self) -> dict[str, str]:
-        return {"shuffle_order": self.digest}
-
-    def check_saved(self, state: Any, where: str) -> None:
-        """Raise StateError if a state of this stream was saved in another order."""
-        saved = state.get("shuffle_order") if isinstance(state, Mapping) else None
-        if saved not in (None, self.digest):
-            raise StateError(
-                "the stream is shuffled in another order than the one of the checkpoint, so that skipping as many "
-                "samples would lose some and repeat others",
-                expected=f"random generators {saved}",
-                found=self.digest,
-                where=where,
-                remedy="give the dataset's shuffle() and interleave_datasets() the seed of the job that saved",
-            )
-
-
-def shuffle_order(stream: object) -> ShuffleOrder | None:
-    """The order of a stream that has a shuffle buffer of Hugging Face, also inside other objects; else None."""
+def has_shuffle_buffer(stream: object) -> bool:
+    """Whether a stream has a shuffle buffer of Hugging Face, also inside other objects."""
     if "datasets.iterable_dataset" not in sys.modules:
-        return None
-    parts, seen, facts, has_buffer = [stream], {id(stream)}, list[bytes](), False
+        return False
+    parts, seen = [stream], {id(stream)}
     for part in parts:  # which grows
-        values = list(part) if isinstance(part, list | tuple) else list(getattr(part, "__dict__", {}).values())
-        if type(part).__module__ == "datasets.iterable_dataset":
-            is_buffer = type(part).__name__ == _BUFFER
-            has_buffer = has_buffer or is_buffer
-            generators = [value for value in values if isinstance(value, np.random.Generator)]
-            facts += [repr(each.bit_generator.state).encode() for each in generators]
-            facts += [str(getattr(part, "buffer_size", None)).encode()] if is_buffer else []
-        for value in values:
+        if type(part).__module__ == "datasets.iterable_dataset" and type(part).__name__ == _BUFFER:
+            return True
+        for value in part if isinstance(part, list | tuple) else getattr(part, "__dict__", {}).values():
             is_list = isinstance(value, list | tuple) and len(value) <= _MAX_ENTRIES
             is_part = is_list or (hasattr(value, "__dict__") and not isinstance(value, type | ModuleType))
             if is_part and id(value) not in seen and len(parts) < _MAX_OBJECTS:
                 seen.add(id(value))
                 parts.append(value)
-    return ShuffleOrder(digest_of(*facts)) if has_buffer else None
+    return False
 
 
 def _callers() -> Iterator[FrameType]:

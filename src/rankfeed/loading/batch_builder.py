@@ -202,9 +202,9 @@ class BatchBuilder:
             return None
         fields = {name: self.source.fields[name] for name in self.columns or self.source.fields}
         kinds = {"dense", "ragged"} if self.ragged == "pad" else {"dense"}
-        if any(each.kind not in kinds or f"{name}_lengths" in fields for name, each in fields.items()):
+        if any(field.kind not in kinds or f"{name}_lengths" in fields for name, field in fields.items()):
             return None
-        return sum(each.row_bytes() for each in fields.values() if each.kind == "dense")
+        return sum(field.row_bytes() for field in fields.values() if field.kind == "dense")
 
     def build_step(self, schedule: Schedule, step: int, copies: PendingCopies | None = None) -> BatchResult:
         if self.prefetch_steps and self.source.prefetch_distance:
@@ -259,13 +259,13 @@ class BatchBuilder:
                     raise _user_error("the batch transform raised", error, spec.where) from error
                 unproven = unproven or self._check_rows(batch, spec, "batch_transform")
         delivered = spec.ids if spec.valid is None else spec.ids[spec.valid]
-        found = LOOKUPS.so_far[0] - hits, LOOKUPS.so_far[1] - lookups
+        row_lookups = LOOKUPS.so_far[0] - hits, LOOKUPS.so_far[1] - lookups
         source, collating = read - began, collated - transformed
         if isinstance(rows, Columns) and self.collate_fn is None:
             source, collating = source + collating, 0.0
         transforming = time.perf_counter() - collated + transformed - read
         seconds = StageSeconds(spec.read_seconds, source, transforming, collating)
-        return BatchResult(spec.step, batch, delivered, seconds, padding, found, unproven)
+        return BatchResult(spec.step, batch, delivered, seconds, padding, row_lookups, unproven)
 
     def fix_layout(self) -> None:
         """Infer the fields of all batches once: from what is declared, or from eight evenly spaced samples."""
@@ -371,7 +371,7 @@ class BatchBuilder:
             first = step + after * self.stride
             steps = range(first, min(first + group * self.stride, len(schedule)), self.stride)
             if steps:
-                self.source.expect(np.concatenate([schedule.batch(each) for each in steps]), self.columns)
+                self.source.expect(np.concatenate([schedule.batch(later) for later in steps]), self.columns)
 
     @cached_property
     def copies_in_threads(self) -> bool:
@@ -405,19 +405,20 @@ class BatchBuilder:
 
     def _layout_of(self, samples: Sequence[Any]) -> Layout:
         """The common layout of transformed samples; raises Mismatch if there is none."""
-        declared, known = self.source.declared, {}
+        declared, fields = self.source.declared, {}
         if declared is not None:
-            known = {name: Field("ragged") for name in declared.ragged}
+            fields = {name: Field("ragged") for name in declared.ragged}
         elif self.source.as_dicts:
-            known = {name: each for name, each in self.source.fields.items() if each.kind in ("ragged", "object")}
-        layout = infer_layout(samples, known, loose=self.ragged == "list")
+            kinds = ("ragged", "object")
+            fields = {name: field for name, field in self.source.fields.items() if field.kind in kinds}
+        layout = infer_layout(samples, fields, loose=self.ragged == "list")
         named = {dotted_name(path): leaf for path, leaf in leaves(layout)}
         arrays = [name for name, leaf in named.items() if leaf.how == "arrays" or leaf.field.kind == "ragged"]
         wrong = [name for name in (declared.ragged if declared is not None else ()) if name not in arrays]
         if wrong:
-            found = ", ".join(f"{name!r}: {leaf}" for name, leaf in named.items())
+            description = ", ".join(f"{name!r}: {leaf}" for name, leaf in named.items())
             raise Mismatch.of(
-                "ragged= names a field that is not an array", (), "names", expected=wrong, found=found
+                "ragged= names a field that is not an array", (), "names", expected=wrong, found=description
             )
         if self.source.collate is None:
             map_leaves(samples, layout, check_collated)
@@ -427,7 +428,7 @@ class BatchBuilder:
         """Samples transformed one by one, the ids of those that did not fail, and the first error."""
         trial = copy.copy(self)
         trial.seed_globals = True
-        found: list[int] = []
+        sample_ids: list[int] = []
         transformed: list[Any] = []
         first_error: Exception | None = None
         with preserve_rng_state():
@@ -441,11 +442,11 @@ class BatchBuilder:
                 try:
                     one = spec._replace(ids=spec.ids[row : row + 1], samples=samples)
                     transformed += _as_samples(trial._rows(one))
-                    found.append(sample_id)
+                    sample_ids.append(sample_id)
                 except Exception as error:
                     reraise_interrupt(error)
                     first_error = first_error or error
-        return found, transformed, first_error
+        return sample_ids, transformed, first_error
 
     def _rows(self, spec: BatchSpec) -> Columns | Sequence[Any]:
         return self._transform_rows(self._read_rows(spec), spec)
@@ -606,7 +607,7 @@ def _remedy(error: Mismatch, declared: Declared | None, ragged: str, layout: Lay
             return f"return {name or 'it'} as a list (lists are ragged in every batch), or pass a collate_fn"
         if declared.layout is not None:
             return f'declare it in fields=: {key!r}: "{error.becomes}"'
-        names = [int(each) if each.isdigit() else each for each in declared.ragged]
+        names = [int(name) if name.isdigit() else name for name in declared.ragged]
         return f"rankfeed.{declared.call}, ragged={[*names, key]!r})"
     if error.cure == "type" and error.becomes:
         fields = flat_fields(layout) if layout is not None else None
@@ -615,7 +616,7 @@ def _remedy(error: Mismatch, declared: Declared | None, ragged: str, layout: Lay
             more = ""
             if len(types) > _MAX_FIELDS_SHOWN:
                 types, more = {name: error.becomes}, ", ..."
-            text = ", ".join(f"{key!r}: {each!r}".replace("'", '"') for key, each in types.items())
+            text = ", ".join(f"{key!r}: {kind!r}".replace("'", '"') for key, kind in types.items())
             return f"rankfeed.{declared.call}, fields={{{text}{more}}})"
         return f"return {name or 'it'} as {error.becomes} for every sample, or pass a collate_fn"
     return "convert it to the type of the others, or pass a collate_fn to the Loader"

@@ -154,8 +154,8 @@ def check_collated(leaf: Leaf, path: Path, values: Sequence[Any]) -> None:
             torch.utils.data.default_collate([value])
         except Exception as error:
             summary = f"field {dotted_name(path)!r} cannot be collated" if path else "samples cannot be collated"
-            expected, found = "numbers, arrays, tensors, text, or lists or dicts of these", type(value).__name__
-            raise Mismatch.of(summary, path, "value", expected=expected, found=found, row=row) from error
+            expected, actual = "numbers, arrays, tensors, text, or lists or dicts of these", type(value).__name__
+            raise Mismatch.of(summary, path, "value", expected=expected, found=actual, row=row) from error
 
 
 class _Padded(NamedTuple):
@@ -180,14 +180,14 @@ def _with_lengths(batch: Any, layout: Layout) -> Any:
 
 def _spread_lengths(batch: dict[Any, Any]) -> dict[Any, Any]:
     """The batch with the lengths of each padded field after it."""
-    found: dict[Any, Any] = {}
+    spread: dict[Any, Any] = {}
     for name, value in batch.items():
-        found[name] = value
+        spread[name] = value
         if isinstance(value, _Padded):
-            if f"{name}_lengths" in batch or f"{name}_lengths" in found:
+            if f"{name}_lengths" in batch or f"{name}_lengths" in spread:
                 raise name_conflict(f"{name}_lengths")
-            found[name], found[f"{name}_lengths"] = value[:2]
-    return found
+            spread[name], spread[f"{name}_lengths"] = value[:2]
+    return spread
 
 
 def name_conflict(name: str) -> ArgumentError:
@@ -233,8 +233,8 @@ def check_rows(
             return returned is not None
         missing = sorted(Counter(sample_ids.tolist()) - Counter(returned.tolist()))
         if missing:
-            found = f"no {listed([*map(str, missing)], 8)} in column {id_column!r}"
-            raise _rows_missing(function, sample_ids, found, where)
+            absent = f"no {listed([*map(str, missing)], 8)} in column {id_column!r}"
+            raise _rows_missing(function, sample_ids, absent, where)
         return False
     counts = _row_counts(batch, rows)
     certain = [count for count in counts if count is not None]
@@ -311,11 +311,11 @@ def batch_field(batch: Any, name: str) -> Any:
     return batch.get(name) if isinstance(batch, Mapping) else getattr(batch, name, None)
 
 
-def _rows_missing(function: str, sample_ids: npt.NDArray[np.int64], found: str, where: str) -> TransformError:
+def _rows_missing(function: str, sample_ids: npt.NDArray[np.int64], absent: str, where: str) -> TransformError:
     return TransformError(
         f"the {function} returned a batch that lacks rows, which would be counted as delivered",
         expected=f"{len(sample_ids)} rows, one for each sample",
-        found=found,
+        found=absent,
         where=_ids_range(sample_ids, where),
         remedy=f"return a row for each sample; {LEAVE_OUT}; where rows are packed on purpose, set id_column= and "
         "return that column with the ids of all samples",

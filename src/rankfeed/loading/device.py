@@ -32,12 +32,12 @@ def check_device(device: str | int | torch.device | None) -> torch.device | None
         return None
     given = device if isinstance(device, str | torch.device) else check_int("device", device, at_least=0)
     try:
-        found = torch.device(given)
-        if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        resolved = torch.device(given)
+        if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
             raise RuntimeError("there is no such accelerator here")
-        if found.type not in ("cpu", "cuda", "meta"):
-            torch.empty(0, device=found)  # CUDA alone is expensive to initialise
-        return found
+        if resolved.type not in ("cpu", "cuda", "meta"):
+            torch.empty(0, device=resolved)  # CUDA alone is expensive to initialise
+        return resolved
     except Exception as error:
         raise ArgumentError(
             "unknown device", expected="a device that torch has here", found=safe_repr(device)

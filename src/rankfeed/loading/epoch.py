@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,17 +59,27 @@ class EpochProgress:
         self.go_to(cursor)
         self.is_loaded = cursor.position > 0
 
+    def after_loading(self, cursor: Cursor, is_end: Callable[[Cursor], bool]) -> Cursor:
+        """A current position; instead of a loaded one at the end of its epoch, the start of the next epoch."""
+        return cursor.next_epoch() if self.is_loaded and is_end(cursor) else cursor
+
     def skip_ended_epoch(self) -> Cursor:
         """Let the latest iteration begin the next epoch, since the loaded position is the end of its epoch."""
         self.begun = self.cursor = self.previous = self.begun.next_epoch()
         self.is_loaded = False
         return self.begun
 
+    def restart(self) -> None:
+        """Go to the next epoch, or to the start of this one if it was left before its end."""
+        if self.is_complete:
+            self.go_to(self.cursor.next_epoch())
+        elif self.cursor != self.begun:
+            self.go_to(Cursor(self.cursor.epoch))
+
     def new_iteration(self) -> int:
-        """The generation of a new iteration; an epoch that was left before its end begins again."""
+        """The generation of a new iteration."""
         self.is_new = False
-        if self.cursor != self.begun:
-            self.go_to(self.cursor.next_epoch() if self.is_complete else Cursor(self.cursor.epoch))
+        self.restart()
         self.generation += 1
         self.started = False
         return self.generation

@@ -56,8 +56,8 @@ class LazyTopology:
 
     def __getstate__(self) -> dict[str, Any]:
         topology = self.peek()
-        known = self.given is None and topology.launcher != "single"
-        return {"given": self.given, "_detected": (_this_process(), topology) if known else None}
+        is_detected = self.given is None and topology.launcher != "single"
+        return {"given": self.given, "_detected": (_this_process(), topology) if is_detected else None}
 
 
 def _this_process() -> tuple[int, bytes]:

@@ -104,10 +104,10 @@ class LedgerFile:
         if written < len(content):
             raise self._error(f"{written} of {len(content)} bytes were written: the disk is full")
 
-    def _error(self, found: object) -> AuditError:
+    def _error(self, reason: object) -> AuditError:
         return AuditError(
             "the ledger of delivered batches cannot be written",
-            found=found,
+            found=reason,
             where=self._path,
             remedy="free disk space, or name another folder with audit=; to have no ledger, leave audit out",
         )

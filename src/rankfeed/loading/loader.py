@@ -32,7 +32,6 @@ from rankfeed.loading.options import (
     FeedOptions,
     WorkerKind,
     as_source,
-    check_added_columns,
     check_column_names,
     check_drop_behind,
     check_id_column,
@@ -40,7 +39,6 @@ from rankfeed.loading.options import (
     ledger_folder,
     make_plan,
     open_properties,
-    probe_in_memory,
     refuse_options_for_stream,
     refuse_unknown_options,
 )
@@ -247,7 +245,6 @@ class Loader(DataLoaderCompat):
                 data, columns, id_column, self.tail, ragged, is_transformed=is_transformed
             )
             if transform is None and collate_fn is None:
-                check_added_columns(probe_in_memory(data), id_column, self.tail)
                 builder.layout = concat_layout(data, builder.columns)
                 builder.has_layout = builder.layout is not None
             builder.stride = self.num_workers if uses_processes else 1
@@ -262,7 +259,7 @@ class Loader(DataLoaderCompat):
 
     def __len__(self) -> int:
         """Steps of the current epoch: those done and those left."""
-        begun = self._after_loading(self.progress.begun)
+        begun = self.progress.after_loading(self.progress.begun, self._feed.is_end)
         steps_left = self._feed.steps_left(begun)
         if steps_left is None:
             raise LengthUnknownError("the loader of a stream has no length", found=repr(self.source))
@@ -329,12 +326,7 @@ class Loader(DataLoaderCompat):
     @property
     def epoch(self) -> int:
         """The current epoch, or the one that the next iteration delivers."""
-        return self._after_loading(self.progress.cursor).epoch
-
-    def _after_loading(self, cursor: Cursor) -> Cursor:
-        """A current position; instead of a loaded one at the end of its epoch, the start of the next epoch."""
-        is_end = self.progress.is_loaded and self._feed.is_end(cursor)
-        return cursor.next_epoch() if is_end else cursor
+        return self.progress.after_loading(self.progress.cursor, self._feed.is_end).epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of another epoch; in the current one a loaded position is kept.

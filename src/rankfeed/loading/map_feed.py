@@ -14,14 +14,10 @@ from rankfeed.loading.batch_builder import BatchBuilder, BatchResult
 from rankfeed.loading.engines.copy import copy_ahead
 from rankfeed.loading.options import FeedOptions, check_added_columns
 from rankfeed.loading.state import (
-    LoaderState,
     check_content,
-    comparable_fingerprint,
-    decode_as,
     encode_state,
     is_end,
-    restore_plan,
-    resume_cursor,
+    resume,
 )
 from rankfeed.plan import Cursor, Plan, Schedule
 from rankfeed.plan.quality import measure_quality, remedy_for
@@ -94,12 +90,9 @@ class MapFeed:
         return encode_state(cursor, self.plan.describe(), f"{data}-{content}" if content else data)
 
     def load_state(self, state: Mapping[str, Any]) -> Cursor:
-        parsed = decode_as(LoaderState, state)
-        plan = restore_plan(self.plan, self.source.blocks, parsed.plan, self._open_properties)
-        cursor = resume_cursor(parsed, plan.describe(), comparable_fingerprint(parsed, self.source))
+        parsed, self.plan, cursor = resume(state, self.plan, self.source, self._open_properties)
         self._loaded_content = "" if self.source.tells_content else parsed.source.partition("-")[2]
         self._has_begun = False
-        self.plan = plan
         return cursor
 
     def _warn_if_poorly_mixed(self, topology: Topology) -> None:

@@ -4,12 +4,11 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from rankfeed._util.global_rng import preserve_rng_state
 from rankfeed._util.validate import (
@@ -21,7 +20,7 @@ from rankfeed._util.validate import (
     check_path,
     invalid,
 )
-from rankfeed.columns.layout import Branch, Layout, infer_layout, parse_layout
+from rankfeed.columns.layout import Branch, Layout, parse_layout
 from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.loading.collate import name_conflict
 from rankfeed.loading.lazy_topology import LazyTopology
@@ -30,7 +29,6 @@ from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW, Shuffle
 from rankfeed.plan.schedule import MAX_BATCH_SIZE
 from rankfeed.sources import ConcatSource, SelectSource, Source, from_dataset
 from rankfeed.sources.source import check_columns, with_derived
-from rankfeed.sources.torch_dataset import TorchDatasetSource
 
 WorkerKind = Literal["thread", "process"]
 
@@ -138,8 +136,8 @@ class FeedOptions:
             "num_workers": (0, _MAX_WORKERS),
             "prefetch_factor": (1, _MAX_PREFETCH_FACTOR),
         }.items():
-            number = check_int(name, getattr(self, name), at_least=at_least, at_most=at_most)
-            object.__setattr__(self, name, number)
+            integer = check_int(name, getattr(self, name), at_least=at_least, at_most=at_most)
+            object.__setattr__(self, name, integer)
 
 
 def make_plan(source: Source, shuffle: bool | str, seed: int, window: int, lanes: int | None) -> Plan:
@@ -207,20 +205,11 @@ def check_added_columns(layout: Layout | None, id_column: str | None, tail: Tail
             raise _needs_dicts(name, f"samples that are {layout}")
 
 
-def probe_in_memory(source: Source) -> Layout | None:
-    """The layout of the first sample of a list or TensorDataset, whose reading runs no user code; else None."""
-    if not isinstance(source, TorchDatasetSource) or type(source.dataset) not in (list, tuple, TensorDataset):
-        return None
-    with suppress(ArgumentError):
-        return infer_layout([source.dataset[0]])
-    return None
-
-
-def _needs_dicts(name: str, found: str) -> ArgumentError:
+def _needs_dicts(name: str, description: str) -> ArgumentError:
     return ArgumentError(
         f"{name} needs samples that are dicts",
         expected="dicts, to which a column can be added",
-        found=found,
+        found=description,
         remedy="return dicts as samples, or pass a transform that does, or a collate_fn that returns a dict",
     )
 

@@ -78,7 +78,7 @@ class RowLookup:
         At least those of the first step; more if they were looked up together.
         """
         self._source.check_unchanged(at_intervals=True)
-        found = self._find(schedule, steps)
+        result = self._find(schedule, steps)
         faults = _major_faults()
         waited, self._faults = faults > self._faults, faults
         ahead, step = self._ahead, steps[0]
@@ -93,7 +93,7 @@ class RowLookup:
                 self._announce(ahead, step)
             finally:
                 self._lock.release()
-        return found
+        return result
 
     def _announce(self, ahead: _ReadAhead, step: int) -> None:
         """Announce the rows of some later steps to the kernel, as far as they fit into the budget."""
@@ -104,9 +104,9 @@ class RowLookup:
         end = min(len(schedule), last + _ANNOUNCED_STEPS * self._stride + 1)
         for later in range(last + self._stride, end, self._stride):
             groups = self._groups
-            known = [group.steps for group in groups if group.schedule is schedule]
+            ranges = [group.steps for group in groups if group.schedule is schedule]
             # A later step was looked up, or can be without losing the group of this one.
-            may_find = any(later in steps for steps in known) or (known and step in known[0])
+            may_find = any(later in steps for steps in ranges) or (ranges and step in ranges[0])
             if ahead.nbytes >= _AHEAD_BYTES or not may_find:
                 return
             try:
@@ -126,8 +126,8 @@ class RowLookup:
         for group in self._groups:
             if group.schedule is schedule and step in group.steps:
                 return group.take(steps)
-        found = range(step, min(step + self._next_steps * self._stride, len(schedule)), self._stride)
-        ids, edges = schedule.batches(found)
+        group_steps = range(step, min(step + self._next_steps * self._stride, len(schedule)), self._stride)
+        ids, edges = schedule.batches(group_steps)
         try:
             rows = self._source.fetch(ids, self._columns)
         except Exception as error:  # perhaps of a later step, which raises it when it is its turn
@@ -135,10 +135,10 @@ class RowLookup:
             self._groups, self._next_steps = (), 1
             ids = ids[: edges[1]]
             return ids, self._source.fetch(ids, self._columns), [len(ids)]
-        group = _Group(schedule, found, edges, ids, rows)
+        group = _Group(schedule, group_steps, edges, ids, rows)
         self._groups = group, *self._groups[: _GROUPS - 1]  # one assignment: no lock
         most = min(_MAX_ROWS / len(ids), open_file_limit() / _GROUPS / max(1, rows.num_files))
-        self._next_steps = max(1, int(len(found) * min(2.0, most)))
+        self._next_steps = max(1, int(len(group_steps) * min(2.0, most)))
         return group.take(steps)
 
 

@@ -19,16 +19,10 @@ from rankfeed._util.trainer import refuse_trainer_without_mixin
 from rankfeed._util.validate import check_choice, check_int, check_iterable, invalid
 from rankfeed.errors import ArgumentError, describe_error
 from rankfeed.loading._compat import SamplerIterator, refuse_double_sharding
+from rankfeed.loading.epoch import EpochProgress
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.options import check_batch_size
-from rankfeed.loading.state import (
-    LoaderState,
-    comparable_fingerprint,
-    decode_as,
-    encode_state,
-    is_end,
-    resume_cursor,
-)
+from rankfeed.loading.state import encode_state, is_end, resume
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.schedule import ScheduleTail
 from rankfeed.sources import Source
@@ -63,9 +57,8 @@ class PlanSampler(Generic[_Item]):
         self.shuffle = shuffle
         self.drop_last = self.tail == "drop"
         self._topology = LazyTopology(topology)
-        self._begun = Cursor(0, check_int("start", start, at_least=0))
-        self._steps_yielded = 0
-        self._exhausted = self._is_loaded = False
+        self._progress = EpochProgress()
+        self._progress.go_to(Cursor(0, check_int("start", start, at_least=0)))
 
     @property
     def topology(self) -> Topology:
@@ -75,21 +68,19 @@ class PlanSampler(Generic[_Item]):
     @property
     def epoch(self) -> int:
         """The current epoch; iterating again after the last step begins the next."""
-        return self._after_loading.epoch
+        return self._begun.epoch
 
     @property
-    def _after_loading(self) -> Cursor:
+    def _begun(self) -> Cursor:
         """Where the epoch was begun; instead of a loaded position at its end, the start of the next epoch."""
-        if self._is_loaded and is_end(self._begun, self._size, self.tail, self._schedule):
-            return self._begun.next_epoch()
-        return self._begun
+        progress = self._progress
+        return progress.after_loading(
+            progress.begun, lambda cursor: is_end(cursor, self._size, self.tail, self._schedule)
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of another epoch; in the current one a loaded position is kept."""
-        epoch = check_int("epoch", epoch, at_least=0)
-        if epoch != self._begun.epoch or self._exhausted:
-            self._go_to(Cursor(epoch))
-        self._is_loaded = False
+        self._progress.set_epoch(epoch)
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Refuse to be recreated around a sampler, as Lightning 2.6 tries to: that would shard a share again."""
@@ -107,21 +98,21 @@ class PlanSampler(Generic[_Item]):
 
     def schedule(self) -> Schedule:
         """The steps of the current epoch, or of what was left of it when a state was loaded."""
-        return self._schedule(self._after_loading)
+        return self._schedule(self._begun)
 
     def _schedule(self, begun: Cursor) -> Schedule:
         return begun.schedule(self.plan, self.batch_size, self.topology, self.tail)
 
     def __iter__(self) -> Iterator[_Item]:
         refuse_double_sharding(self.topology)
-        if self._exhausted:
-            self._go_to(self._begun.next_epoch())
-        elif self._steps_yielded:
-            self._go_to(Cursor(self.epoch))
-        elif self._is_loaded:
-            self._go_to(self._after_loading)
+        progress = self._progress
+        progress.restart()
+        if progress.is_loaded:
+            progress.go_to(self._begun)
         schedule = self.schedule()
-        return SamplerIterator(self._run(schedule, self._begun), schedule.global_batch_size)
+        return SamplerIterator(
+            self._run(schedule, progress.begun, progress.generation), schedule.global_batch_size
+        )
 
     def state_dict(self, delivered_steps: int | None = None) -> dict[str, Any]:
         """The position in the data, the same on every rank.
@@ -130,11 +121,11 @@ class PlanSampler(Generic[_Item]):
             delivered_steps: batches that the training loop has received since it began to iterate. A DataLoader
                 with workers requests batches ahead, so only the loop knows; None counts those requested.
         """
-        steps = self._steps_yielded
+        cursor = self._progress.cursor
         if delivered_steps is not None:
             steps = check_int("delivered_steps", delivered_steps, at_least=0)
-        # Without steps, needs no rank.
-        cursor = self._after_loading.after(self.schedule(), steps) if steps else self._begun
+            # Without steps, needs no rank.
+            cursor = self._begun.after(self.schedule(), steps) if steps else self._progress.begun
         return encode_state(cursor, self.plan.describe(), self._fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -143,26 +134,21 @@ class PlanSampler(Generic[_Item]):
         Raises:
             StateError: it belongs to other data or another plan; says what differs.
         """
-        parsed, source = decode_as(LoaderState, state), self._source
-        fingerprint = self._fingerprint if source is None else comparable_fingerprint(parsed, source)
-        self._go_to(resume_cursor(parsed, self.plan.describe(), fingerprint))
-        self._is_loaded = self._begun.position > 0
+        _, _, cursor = resume(state, self.plan, self._source, fingerprint=self._fingerprint)
+        self._progress.load(cursor)
 
-    def _go_to(self, cursor: Cursor) -> None:
-        self._begun, self._steps_yielded = cursor, 0
-        self._exhausted = self._is_loaded = False
-
-    def _run(self, schedule: Schedule, begun: Cursor) -> Iterator[_Item]:
+    def _run(self, schedule: Schedule, begun: Cursor, generation: int) -> Iterator[_Item]:
+        progress = self._progress
         for step, items in enumerate(self._steps(schedule)):
             # Counted before it is yielded: the consumer may abandon this generator afterwards.
-            if self._begun is begun:
-                self._steps_yielded = step + 1
+            if progress.generation == generation:
+                progress.cursor = begun.after(schedule, step + 1)
             if step + 1 == len(schedule):
                 yield from items[:-1]
                 items = items[-1:]
-                self._exhausted |= self._begun is begun
+                progress.is_complete |= progress.generation == generation
             yield from items
-        self._exhausted |= self._begun is begun  # without a step
+        progress.is_complete |= progress.generation == generation  # without a step
 
     @abstractmethod
     def _steps(self, schedule: Schedule) -> Iterator[list[_Item]]: ...

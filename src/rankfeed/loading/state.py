@@ -59,7 +59,30 @@ def decode_as(kind: type[_State], state: object) -> _State:
         ) from None
 
 
-def restore_plan(
+def resume(
+    state: object, plan: Any, source: Source | None, open_properties: Collection[str] = (), fingerprint: str = ""
+) -> tuple[LoaderState, Any, Cursor]:
+    """A decoded state, the plan that continues it, and its position, checked against the plan and the data.
+
+    ``open_properties`` are those that the options of the loader leave open, ``fingerprint`` that of data without a
+    source. Warns if the fingerprint of a source does not depend on the content of its data. `check_content` then
+    compares the digest of samples that may follow it in a state.
+    """
+    parsed = decode_as(LoaderState, state)
+    if source is not None:
+        if isinstance(plan, Plan):
+            plan = _restore_plan(plan, source.blocks, parsed.plan, open_properties)
+        data, _, content = parsed.source.partition("-")
+        fingerprint = source.fingerprint
+        if not source.identified and data in (fingerprint, source.earlier_fingerprint):
+            is_known = content or (source.tells_content and data == fingerprint)
+            if not is_known and (parsed.epoch or parsed.position):
+                warn_not_comparable(source)
+            fingerprint = parsed.source
+    return parsed, plan, _cursor_of(parsed, plan.describe(), fingerprint)
+
+
+def _restore_plan(
     plan: Plan, blocks: npt.NDArray[np.int64], saved: Mapping[str, int | str], names: Collection[str]
 ) -> Plan:
     """The plan that a state continues: in its version of the order, and with its values of some properties.
@@ -83,29 +106,15 @@ def restore_plan(
         ) from error
 
 
-def comparable_fingerprint(state: LoaderState, source: Source) -> str:
-    """The fingerprint to compare with that of a state; warns if that does not depend on the content of the data.
-
-    A digest of samples, which may follow the fingerprint in a state, is compared by `check_content`.
-    """
-    data, _, content = state.source.partition("-")
-    if source.identified or data not in (source.fingerprint, source.earlier_fingerprint):
-        return source.fingerprint
-    is_known = content or (source.tells_content and data == source.fingerprint)
-    if not is_known and (state.epoch or state.position):
-        warn_not_comparable(source)
-    return state.source
-
-
-def check_content(expected: str, found: str, source: Source) -> None:
+def check_content(expected: str, other: str, source: Source) -> None:
     """Compare digests of samples; a StateError if they differ, a warning if the second is not known ("")."""
-    if not found:
+    if not other:
         warn_not_comparable(source)
-    elif found != expected:
+    elif other != expected:
         raise StateError(
             "the checkpoint belongs to other data",
             expected=f"samples with the digest {expected}",
-            found=f"{found}: the fingerprint of {safe_repr(source)} is the same, but samples have another content",
+            found=f"{other}: the fingerprint of {safe_repr(source)} is the same, but samples have another content",
             remedy="resume with the same data; or begin an epoch with set_epoch() of a Loader without this state",
         )
 
@@ -120,7 +129,7 @@ def warn_not_comparable(source: Source) -> None:
     )
 
 
-def resume_cursor(state: LoaderState, plan: Mapping[str, int | str], source: str) -> Cursor:
+def _cursor_of(state: LoaderState, plan: Mapping[str, int | str], source: str) -> Cursor:
     """The position of a state, checked against the plan and the data."""
     changed = [name for name in {**state.plan, **plan} if state.plan.get(name) != plan.get(name)]
     if len(changed) > 1 and "groups" in changed:

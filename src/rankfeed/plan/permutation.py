@@ -67,7 +67,7 @@ def permutation(
     values = np.array(indices, dtype=np.uint64, order="C")
     if n > 1:
         tweaks, sizes = (
-            None if each is None else np.ascontiguousarray(each).reshape(-1) for each in (tweaks, sizes)
+            None if array is None else np.ascontiguousarray(array).reshape(-1) for array in (tweaks, sizes)
         )
         _network(n, key).permute(values.reshape(-1), tweaks, sizes)
     return values.view(np.int64)

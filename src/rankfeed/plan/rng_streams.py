@@ -59,6 +59,6 @@ def wants_rng(function: Callable[..., Any]) -> bool:
         parameters = list(inspect.signature(function).parameters.values())
     except Exception:  # a callable object of the user's may raise anything
         return False
-    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    required = [each for each in positional if each.default is each.empty]
-    return len(required) >= 2 or any(each.name == "rng" for each in positional[1:])
+    positional = [item for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    required = [item for item in positional if item.default is item.empty]
+    return len(required) >= 2 or any(item.name == "rng" for item in positional[1:])

@@ -134,11 +134,11 @@ class Schedule:
         Raises:
             PlanError: there is no such step.
         """
-        number, place = divmod(self._checked(step), self._group_steps)
-        group = next((each for each in self._groups if each[0] == number), None)
+        index, place = divmod(self._checked(step), self._group_steps)
+        group = next((candidate for candidate in self._groups if candidate[0] == index), None)
         if group is None:
-            first = number * self._group_steps
-            group = number, *self.batches(range(first, min(len(self), first + self._group_steps)))
+            first = index * self._group_steps
+            group = index, *self.batches(range(first, min(len(self), first + self._group_steps)))
             # One assignment, so that threads need no lock.
             self._groups = (group, *self._groups[: _GROUPS - 1])
         _, ids, edges = group

@@ -165,10 +165,10 @@ class Server:
             raise self._error("it ended")
         return json.loads(reply), descriptors
 
-    def _error(self, found: str) -> WorkerError:
+    def _error(self, reason: str) -> WorkerError:
         return WorkerError(
             "the server of worker processes failed",
-            found=found,
+            found=reason,
             remedy="see its messages on standard error; worker_kind='thread' needs no processes",
         )
 
@@ -252,12 +252,12 @@ class WorkerPool:
                 self.replace(index)
         return True
 
-    def receive(self, index: int, what: str) -> bytearray:
-        """The next message of a worker, named ``what`` in logs; raises PeerGoneError or WorkerError."""
+    def receive(self, index: int, task: str) -> bytearray:
+        """The next message of a worker, about a ``task`` that logs name; raises PeerGoneError or WorkerError."""
         worker, waited = self.workers[index], 0.0
         while not (worker.wait_ready(_REPORT_INTERVAL) and worker.channel.poll(_REPORT_INTERVAL)):
             waited += _REPORT_INTERVAL
-            _log.warning("waited %.0f s for %s from worker process %d", waited, what, worker.pid)
+            _log.warning("waited %.0f s for %s from worker process %d", waited, task, worker.pid)
         return worker.channel.receive()
 
     def replace(self, index: int) -> str:

@@ -34,8 +34,8 @@ def serve(descriptor: int, client_pid: int, modules: list[str]) -> None:
       ``{"pid": pid}`` with a pidfd.
     - ``{"status": pid}``: wait for a worker that has ended. Replies ``{"status": exit status}``.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the job's process group: the client decides
-        signal.signal(number, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGTERM):  # sent to the job's process group: the client decides
+        signal.signal(signum, signal.SIG_IGN)
     client = socket.socket(fileno=descriptor)
     try:
         client_pidfd = os.pidfd_open(client_pid)
@@ -52,8 +52,8 @@ def serve(descriptor: int, client_pid: int, modules: list[str]) -> None:
     with client, suppress(OSError):
         while True:
             socket.send_fds(client, [json.dumps(reply).encode()], descriptors)
-            for each in descriptors:
-                os.close(each)
+            for descriptor in descriptors:
+                os.close(descriptor)
             if client_pidfd in poll_descriptors({client.fileno(): select.POLLIN, client_pidfd: select.POLLIN}):
                 break
             message, descriptors, _, _ = socket.recv_fds(client, MESSAGE_BYTES, 3)
@@ -67,8 +67,8 @@ def serve(descriptor: int, client_pid: int, modules: list[str]) -> None:
                     payload, connected, memory = descriptors
                     _run_worker(payload, request["fork"], connected, client_pidfd, memory)
                 workers.add(pid)
-                for each in descriptors:
-                    os.close(each)
+                for descriptor in descriptors:
+                    os.close(descriptor)
                 descriptors, reply = [os.pidfd_open(pid)], {"pid": pid}
             else:
                 pid, status = request["status"], None

@@ -1,4 +1,4 @@
-"""What torch knows of the collectives of this process, read from another thread (private, tried with torch 2.13).
+"""Reads which collectives this process has entered, from private counters of torch (tried with torch 2.13).
 
 Each backend counts the collectives that were entered, those of DDP included. gloo counts point-to-point calls too.
 torch's flight recorder (torch 2.8 and newer) has the last 2,000 collectives of gloo, and which of them have ended.
@@ -8,6 +8,7 @@ import json
 import sys
 from contextlib import suppress
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 from zlib import crc32
 
@@ -36,15 +37,16 @@ class FlightRecorder:
 
 
 def _groups(entries: list[dict[str, Any]]) -> dict[str, GroupCalls]:
-    found: dict[str, GroupCalls] = {}
-    entries = [each for each in entries if each["profiling_name"].startswith("gloo:")]
+    groups: dict[str, GroupCalls] = {}
+    entries = [entry for entry in entries if entry["profiling_name"].startswith("gloo:")]
     # By instance: a group that is created again has the same name, and begins to count again.
-    for _, group in groupby(sorted(entries, key=lambda each: each["pg_id"]), key=lambda each: each["pg_id"]):
-        calls = {each["collective_seq_id"]: each for each in group}
-        kinds = {number: calls[number]["profiling_name"].removeprefix("gloo:") for number in [*calls][-_CALLS:]}
+    by_instance = itemgetter("pg_id")
+    for _, group in groupby(sorted(entries, key=by_instance), key=by_instance):
+        calls = {entry["collective_seq_id"]: entry for entry in group}
+        kinds = {call: calls[call]["profiling_name"].removeprefix("gloo:") for call in [*calls][-_CALLS:]}
         name = next(iter(calls.values()))["process_group"][0]
-        found[name] = GroupCalls(max(calls), max((n for n in calls if not calls[n]["retired"]), default=0), kinds)
-    return found
+        groups[name] = GroupCalls(max(calls), max((n for n in calls if not calls[n]["retired"]), default=0), kinds)
+    return groups
 
 
 def collective_numbers() -> dict[str, int]:

@@ -66,14 +66,14 @@ class JobStore:
 
     def read(self, key: str, default: _T) -> _T:
         """Read a key; the default is written if there is none, so that no request waits for it."""
-        found = self._keys.compare_set(key, "", msgspec.json.encode(default).decode())
-        return msgspec.json.decode(found, type=type(default))
+        content = self._keys.compare_set(key, "", msgspec.json.encode(default).decode())
+        return msgspec.json.decode(content, type=type(default))
 
     def read_all(self, keys: Sequence[str], kind: type[_T]) -> list[_T]:
         """Read keys that exist."""
         extended = self._keys.has_extended_api()
-        found = self._keys.multi_get(keys) if extended else [self._keys.get(key) for key in keys]
-        return [msgspec.json.decode(each, type=kind) for each in found]
+        contents = self._keys.multi_get(keys) if extended else [self._keys.get(key) for key in keys]
+        return [msgspec.json.decode(content, type=kind) for content in contents]
 
 
 def default_store() -> Any:
@@ -141,7 +141,7 @@ class Exchange:
         """For rank 0: whether another rank is alive that has not made its last request, and is not the cause."""
         done = {0, self.judgement.cause.rank if self.judgement.cause is not None else 0}
         return any(
-            not (each.rank in done or each.has_left or self._history.is_silent(each)) for each in self._history
+            not (peer.rank in done or peer.has_left or self._history.is_silent(peer)) for peer in self._history
         )
 
     def _judge(self, cause: Cause | None, beat: int, now: float) -> Judgement:
@@ -152,7 +152,7 @@ class Exchange:
             self._begun = True
         history.update(self._store.read_all(self._keys, RankStatus), now)
         cause = cause or self.judgement.cause
-        if cause is None and (found := find_cause(history)):
-            cause = self._store.read("cause", found)  # both judges report what the first one has found
+        if cause is None and (own_cause := find_cause(history)):
+            cause = self._store.read("cause", own_cause)  # both judges report what the first one has found
         closed = [status.progress.closed for status in history]
         return Judgement(self._rank, beat, closed[0], all(closed), cause)

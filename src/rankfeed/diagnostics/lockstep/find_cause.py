@@ -40,7 +40,7 @@ class JobHistory:
             self._confirmed.discard(new.rank)
             if (new.progress, new.numbers) == (old.progress, old.numbers):
                 self._confirmed.add(new.rank)
-        recent = [each.peers for each in self if self.silence(each) < SILENT]
+        recent = [peer.peers for peer in self if self.silence(peer) < SILENT]
         self._stopped = {rank for peers in recent for rank, state in peers.items() if state == "stopped"}
         self.active = {key for status in self for key in status.ages}
 
@@ -63,7 +63,7 @@ class JobHistory:
 
     def peer_state(self, status: RankStatus) -> str:
         """State of its process, as a rank of its host sees it that is not silent itself; else empty."""
-        observers = (each.peers for each in self if status.rank in each.peers and not self.is_silent(each))
+        observers = (peer.peers for peer in self if status.rank in peer.peers and not self.is_silent(peer))
         return next((peers[status.rank] for peers in observers), "")
 
 
@@ -143,21 +143,21 @@ def _broken(job: JobHistory) -> Cause | None:
 
 def _mismatched(job: JobHistory) -> Cause | None:
     """Ranks that entered different collectives, as the same one of a group, and have not left them since."""
-    for key in sorted({key for each in job for key in each.calls}):
-        members = [each for each in job if key in each.calls]
-        inside = max(each.calls[key].inside for each in members)
-        for number in sorted({number for each in members for number in each.calls[key].kinds if number <= inside}):
+    for key in sorted({key for peer in job for key in peer.calls}):
+        members = [peer for peer in job if key in peer.calls]
+        inside = max(peer.calls[key].inside for peer in members)
+        for call in sorted({call for peer in members for call in peer.calls[key].kinds if call <= inside}):
             kinds: dict[str, list[RankStatus]] = {}
-            for each in members:
-                if number in each.calls[key].kinds:
-                    kinds.setdefault(each.calls[key].kinds[number], []).append(each)
+            for peer in members:
+                if call in peer.calls[key].kinds:
+                    kinds.setdefault(peer.calls[key].kinds[call], []).append(peer)
             # The fewest ranks are the cause; of equally many, those that have left their loop.
             ranked = sorted(kinds, key=lambda kind: (len(kinds[kind]), kinds[kind][0].progress.state != "left"))
             status, other = kinds[ranked[0]][0], kinds[ranked[-1]][0]
             if len(kinds) > 1 and min(job.standing(status), job.standing(other)) >= job.limit:
                 return status.cause(
                     f"has been {status.where} for {job.standing(status):.0f} s, in {ranked[0]} as collective "
-                    f"{number} of process group {key.split('/')[0]}, which is {ranked[-1]} on rank {other.rank}, "
+                    f"{call} of process group {key.split('/')[0]}, which is {ranked[-1]} on rank {other.rank}, "
                     f"{other.where}",
                     "enter the same collectives in the same order on all ranks",
                     hangs=True,
@@ -167,20 +167,20 @@ def _mismatched(job: JobHistory) -> Cause | None:
 
 def _waited_for(job: JobHistory) -> Cause | None:
     """A rank for which another one has waited beyond the limit while it made no progress."""
-    entered = {each.rank: {key: n for key, n in each.entered.items() if key[0] in job.active} for each in job}
-    stuck = {each.rank for each in job if not each.failure and job.standing(each) >= job.limit}
-    waiters = [each for each in job if each.rank in stuck and not job.is_silent(each)]
+    entered = {peer.rank: {key: n for key, n in peer.entered.items() if key[0] in job.active} for peer in job}
+    stuck = {peer.rank for peer in job if not peer.failure and job.standing(peer) >= job.limit}
+    waiters = [peer for peer in job if peer.rank in stuck and not job.is_silent(peer)]
     front: dict[tuple[str, bool], RankStatus] = {}  # the waiter that is in the last collective of a group
-    for each in waiters:
-        for key, number in each.inside.items():
-            if key not in front or number > front[key].inside[key]:
-                front[key] = each
-    stepped = max((each for each in waiters if each.progress.state != "data"), key=_place, default=None)
-    blocked = [each for each in waiters if any(recorded for _, recorded in each.inside)]
+    for peer in waiters:
+        for key, call in peer.inside.items():
+            if key not in front or call > front[key].inside[key]:
+                front[key] = peer
+    stepped = max((peer for peer in waiters if peer.progress.state != "data"), key=_place, default=None)
+    blocked = [peer for peer in waiters if any(recorded for _, recorded in peer.inside)]
     unknown = [
-        each
-        for each in waiters
-        if each.is_inside and not (each.calls and all(recorded for _, recorded in each.inside))
+        peer
+        for peer in waiters
+        if peer.is_inside and not (peer.calls and all(recorded for _, recorded in peer.inside))
     ]
     waits: dict[int, RankStatus] = {}  # ranks that are waited for, each with a rank that waits
     for rank, status in job.statuses.items():
@@ -197,8 +197,8 @@ def _waited_for(job: JobHistory) -> Cause | None:
                 waits[rank] = max(seen, key=_place)
     # Who waits for another rank itself is not the cause, unless ranks wait for each other in different groups.
     lowest: dict[tuple[str, bool], int] = {}
-    for key, number in (item for own in entered.values() for item in own.items()):
-        lowest[key] = min(number, lowest.get(key, number))
+    for key, call in (item for own in entered.values() for item in own.items()):
+        lowest[key] = min(call, lowest.get(key, call))
     roots = {
         rank for rank in waits if all(n <= lowest.get(key, n) for key, n in job.statuses[rank].inside.items())
     }

@@ -108,7 +108,7 @@ class Lockstep(Generic[_T]):
         monitor.check()
         local = monitor.local
         local.begin_pass()
-        number = local.progress.passes
+        current_pass = local.progress.passes
         try:
             for batch in loader:
                 if monitor.cause is not None:  # the loader may have swallowed the error
@@ -119,13 +119,13 @@ class Lockstep(Generic[_T]):
                     monitor.check()
                 local.wait()
         except GeneratorExit:
-            if local.progress.passes == number:  # an iterator may be collected after the next one has begun
+            if local.progress.passes == current_pass:  # an iterator may be collected after the next one has begun
                 monitor.end_pass("left")
             raise
         except BaseException as error:
             monitor.fail(error)
             raise
-        if local.progress.passes == number:
+        if local.progress.passes == current_pass:
             monitor.end_pass("ended")
 
     def __enter__(self) -> Self:
@@ -170,8 +170,8 @@ class Lockstep(Generic[_T]):
         if group[1] > 1:
             from rankfeed.diagnostics.lockstep.rank_monitor import RankMonitor
 
-            number, _created[self._name] = _created[self._name], _created[self._name] + 1
-            self._monitor = RankMonitor(f"{self._name}/{number}", **self._options)
+            index, _created[self._name] = _created[self._name], _created[self._name] + 1
+            self._monitor = RankMonitor(f"{self._name}/{index}", **self._options)
         self._begun = True
         return self._monitor
 

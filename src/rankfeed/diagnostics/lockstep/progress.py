@@ -36,7 +36,7 @@ class LocalProgress:
 
     def numbers(self) -> dict[str, int]:
         """Collectives that were entered since the loop began: calls before it may differ between the ranks."""
-        return {key: number - self._first.get(key, 0) for key, number in collective_numbers().items()}
+        return {key: count - self._first.get(key, 0) for key, count in collective_numbers().items()}
 
     def begin_pass(self) -> None:
         self.thread = threading.get_ident()
@@ -106,9 +106,9 @@ class Observer:
             if progress is not self._progress:
                 self._progress = progress
                 self._since = max(self._since, self.now - max(self._last - progress.since, 0.0))
-            for key, number in numbers.items():
-                if self._numbers.get(key, 0) != number:
-                    self._numbers[key], self._changed[key] = number, self.now
+            for key, count in numbers.items():
+                if self._numbers.get(key, 0) != count:
+                    self._numbers[key], self._changed[key] = count, self.now
             age = self.now - self._since
             ages = {key: self.now - time for key, time in self._changed.items() if key in numbers}
             self.standing = min([age, *ages.values()])

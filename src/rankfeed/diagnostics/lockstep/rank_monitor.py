@@ -58,7 +58,7 @@ class RankMonitor:
         # Of the store: under torchrun it belongs to the launcher (-1), and outlives all ranks.
         self._owner = -1 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
         self._has_store = self.rank == self._owner and self._store.port > 0
-        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._talk, self._guard)]
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._talk, self._guard)]
         _monitor_process(self)
         for thread in self._threads:
             thread.start()
@@ -255,7 +255,7 @@ def _monitor_process(monitor: RankMonitor) -> None:
         atexit.register(_leave)
         if multiprocessing.parent_process() is not None:  # children of multiprocessing do not run atexit functions
             Finalize(None, _leave, exitpriority=0)
-    _monitors[:] = [each for each in _monitors if not each.over]
+    _monitors[:] = [monitor for monitor in _monitors if not monitor.over]
     _monitors.append(monitor)
 
 

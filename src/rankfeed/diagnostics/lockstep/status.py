@@ -1,4 +1,4 @@
-"""What a rank publishes about itself, and the cause that all ranks report in the end."""
+"""The status that a rank publishes about itself, and the cause of a hang that all ranks report."""
 
 from typing import Literal, NamedTuple
 
@@ -72,7 +72,7 @@ class RankStatus(msgspec.Struct, frozen=True):
     def entered(self) -> dict[tuple[str, bool], int]:
         """Number of its last collective, by process group and whether it was recorded: only like are compared."""
         calls = self.calls
-        return {(k, k in calls): calls[k].entered if k in calls else number for k, number in self.numbers.items()}
+        return {(k, k in calls): calls[k].entered if k in calls else count for k, count in self.numbers.items()}
 
     @property
     def inside(self) -> dict[tuple[str, bool], int]:
@@ -140,10 +140,10 @@ class Cause(msgspec.Struct, frozen=True):
 
     def error(self, status: RankStatus) -> LockstepError:
         failure, stack = (self.status.failure, self.status.stack) if self.status is not None else (None, [])
-        what, lines = ("traceback", failure.lines) if failure else ("stack", stack if self.hangs else [])
-        found = "\n    ".join([f"the last lines of its {what}", *lines]) if lines else None
+        kind, lines = ("traceback", failure.lines) if failure else ("stack", stack if self.hangs else [])
+        trace = "\n    ".join([f"the last lines of its {kind}", *lines]) if lines else None
         passes, steps = status.place
         where = f"raised on rank {status.rank} (host {status.host}), step {steps} of pass {passes}"
-        error = LockstepError(self.summary, found=found, where=where, remedy=self.remedy or None)
+        error = LockstepError(self.summary, found=trace, where=where, remedy=self.remedy or None)
         error.rank = self.rank
         return error

@@ -27,23 +27,23 @@ def audit_page(report: Any, title: str = "") -> Page:  # the module of AuditRepo
     """
     epochs = report.epochs
     worst = max(epochs, key=_faults)
-    number = f"epoch {worst.epoch}"
-    known = all(each.missing is not None for each in epochs)
+    epoch_name = f"epoch {worst.epoch}"
+    is_counted = all(epoch.missing is not None for epoch in epochs)
     facts: dict[str, str | int] = {
         "ranks": len(epochs[0].ranks),
         "epochs": len(epochs),
-        "deliveries": sum(each.samples for each in epochs),
-        "different samples": max(each.unique for each in epochs),
-        "delivered again": sum(each.repeated for each in epochs),
-        "missing": sum(each.missing or 0 for each in epochs) if known else "not known",
+        "deliveries": sum(epoch.samples for epoch in epochs),
+        "different samples": max(epoch.unique for epoch in epochs),
+        "delivered again": sum(epoch.repeated for epoch in epochs),
+        "missing": sum(epoch.missing or 0 for epoch in epochs) if is_counted else "not known",
         "samples identified by": report.facts.identified_by,
     }
     sections = [
         Section("What was delivered", [_by_epoch(epochs), *_repeats(worst)]),
-        Section(f"Shares of the ranks, {number}", [_by_rank(worst, "steps"), _by_rank(worst, "samples")]),
+        Section(f"Shares of the ranks, {epoch_name}", [_by_rank(worst, "steps"), _by_rank(worst, "samples")]),
     ]
     if worst.repeats or worst.missing_keys or worst.unknown_keys:
-        sections.append(Section(f"Samples, {number}", [_samples(worst)]))
+        sections.append(Section(f"Samples, {epoch_name}", [_samples(worst)]))
     return Page(
         title=title or "An audit",
         verdict=report.verdict,
@@ -63,11 +63,11 @@ def _by_epoch(epochs: Sequence[Any]) -> Figure:
     first = epochs[:_BARS]
     caption = "A sound epoch is one bar of one colour." + shown(len(first), len(epochs), "epochs")
     series = {
-        "delivered once": [each.unique for each in first],
-        "delivered again": [each.repeated for each in first],
-        "missing": [each.missing or 0 for each in first],
+        "delivered once": [epoch.unique for epoch in first],
+        "delivered again": [epoch.repeated for epoch in first],
+        "missing": [epoch.missing or 0 for epoch in first],
     }
-    return bars("Samples by epoch", caption, "epoch", "samples", [str(each.epoch) for each in first], series)
+    return bars("Samples by epoch", caption, "epoch", "samples", [str(epoch.epoch) for epoch in first], series)
 
 
 def _groups(ranks: Sequence[Any], most: int) -> list[Sequence[Any]]:
@@ -82,10 +82,10 @@ def _repeats(epoch: Any) -> list[Figure]:
         return []
     rows: list[list[Cell]] = []
     for group in _groups(epoch.ranks, _ROWS):
-        longest = max(each.steps for each in group)
-        for number, start in enumerate(range(0, longest, epoch.interval)):
+        longest = max(rank.steps for rank in group)
+        for interval, start in enumerate(range(0, longest, epoch.interval)):
             end = min(start + epoch.interval, longest)
-            again = sum(each.repeated[number] for each in group if number < len(each.repeated))
+            again = sum(rank.repeated[interval] for rank in group if interval < len(rank.repeated))
             rows.append([start, end, _label(group), round(again / (end - start) / len(group), 3)])
     caption = "Deliveries of samples that had been delivered before, on this or another rank."
     columns = ["step from", "step to", "rank", "in a batch"]
@@ -97,23 +97,23 @@ def _label(group: Sequence[Any]) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
-def _by_rank(epoch: Any, what: str) -> Figure:
+def _by_rank(epoch: Any, unit: str) -> Figure:
     groups = _groups(epoch.ranks, _BARS)
-    numbers = [[getattr(each, what) for each in group] for group in groups]
+    numbers = [[getattr(rank, unit) for rank in group] for group in groups]
     least, most = min(map(min, numbers)), max(map(max, numbers))
     caption = "All the same." if least == most else f"From {least:,} to {most:,}."
-    if what == "steps" and least < most:
+    if unit == "steps" and least < most:
         caption += " A collective in the steps beyond the least waits forever."
     series = {
-        "every rank": [min(each) for each in numbers],
-        "the rank with the most": [max(each) - min(each) for each in numbers],
+        "every rank": [min(counts) for counts in numbers],
+        "the rank with the most": [max(counts) - min(counts) for counts in numbers],
     }
-    return bars(f"{what.capitalize()} of each rank", caption, "rank", what, list(map(_label, groups)), series)
+    return bars(f"{unit.capitalize()} of each rank", caption, "rank", unit, list(map(_label, groups)), series)
 
 
 def _samples(epoch: Any) -> Figure:
     rows: list[list[Cell]] = [
-        [each.key, f"came {each.times} times", "; ".join(map(str, each.places))] for each in epoch.repeats
+        [sample.key, f"came {sample.times} times", "; ".join(map(str, sample.places))] for sample in epoch.repeats
     ]
     rows += [[key, "did not come", ""] for key in epoch.missing_keys]
     rows += [[key, "is not in the universe", ""] for key in epoch.unknown_keys]

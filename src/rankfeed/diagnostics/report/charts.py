@@ -28,7 +28,7 @@ def heatmap(title: str, caption: str, columns: Sequence[str], rows: list[list[Ce
     ticks = {"format": ".3~g", "values": [darkest * part / 4 for part in range(5)]}
     color = {"scale": {"type": "linear", "domain": [0, darkest], "clamp": True}, "legend": ticks}
     encoding = _across(start, end, rows, 0) | {"y": _ordinal(row), "color": _number(value) | color}
-    height = min(240, max(60, 18 * len({each[2] for each in rows})))
+    height = min(240, max(60, 18 * len({row[2] for row in rows})))
     return _figure(title, caption, columns, rows, {"height": height, "mark": "rect", "encoding": encoding})
 
 
@@ -56,14 +56,7 @@ def bars(
 
 
 def lines(
-    title: str,
-    caption: str,
-    axis: str,
-    unit: str,
-    series: Mapping[str, Iterable[tuple[float, float]]],
-    *,
-    x_scale: Spec | None = None,
-    y_scale: Spec | None = None,
+    title: str, caption: str, axis: str, unit: str, series: Mapping[str, Iterable[tuple[float, float]]]
 ) -> Figure:
     """Lines through points, with gaps at NaN; a point has a tooltip even where it is not drawn."""
     rows: list[list[Cell]] = [
@@ -72,8 +65,8 @@ def lines(
         for at, value in points
     ]
     encoding = {
-        "x": _axis(axis, rows, 0) | {"scale": _MARGIN | (x_scale or {"zero": False})},
-        "y": _axis(unit, rows, 2) | {"scale": _MARGIN | (y_scale or {})},
+        "x": _axis(axis, rows, 0) | {"scale": _MARGIN | {"zero": False}},
+        "y": _axis(unit, rows, 2) | {"scale": {**_MARGIN}},
         "color": _series(series, symbolType="stroke", symbolSize=400),
         "strokeDash": _series(series) | {"scale": {"domain": [*series], "range": _DASHES}},
     }

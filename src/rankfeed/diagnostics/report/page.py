@@ -60,14 +60,14 @@ class Page:
             for figure in section.figures
         ]
         proven = {} if self.verdict is None else {"verdict": self.verdict.value, "sound": self.verdict.sound}
-        findings = [each.as_dict() for each in self.findings]
+        findings = [item.as_dict() for item in self.findings]
         head = {"title": self.title, **proven, "summary": self.summary, "facts": {**self.facts}}
         return {**head, "findings": findings, "figures": figures}
 
 
-def shown(count: int, total: int, what: str) -> str:
+def shown(count: int, total: int, noun: str) -> str:
     """A sentence for a caption if not all are shown."""
-    return "" if count == total else f" {count:,} of {total:,} {what} are shown."
+    return "" if count == total else f" {count:,} of {total:,} {noun} are shown."
 
 
 def joined(pages: Sequence[Page]) -> Page:
@@ -88,7 +88,7 @@ def joined(pages: Sequence[Page]) -> Page:
         verdict=ordered[0].verdict,
         summary=" ".join(f"{page.title}: {page.summary}" for page in ordered),
         facts={f"{page.title}: {name}": fact for page in pages for name, fact in page.facts.items()},
-        findings=[replace(each, what=f"{page.title}: {each.what}") for page in ordered for each in page.findings],
-        sections=[replace(each, title=f"{page.title}: {each.title}") for page in pages for each in page.sections],
+        findings=[replace(item, what=f"{page.title}: {item.what}") for page in ordered for item in page.findings],
+        sections=[replace(item, title=f"{page.title}: {item.title}") for page in pages for item in page.sections],
         parts=tuple(pages),
     )

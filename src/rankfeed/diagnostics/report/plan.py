@@ -19,9 +19,9 @@ from rankfeed.sources.source import Source
 _ROWS, _COLUMNS, _DRAWN, _IN_A_CELL = 32, 60, 4096, 16
 #: Ranks times steps up to which all deliveries are counted.
 _DELIVERIES = 200_000
-#: Pairs of samples and batches that are examined, columns whose padding is drawn, and the least number of samples
-#: of which a shuffle can be judged.
-_PAIRS, _BATCHES, _RAGGED, _ENOUGH = 1 << 15, 48, 4, 100
+#: Batches that are examined, columns whose padding is drawn, and the least number of samples of which a shuffle
+#: can be judged.
+_BATCHES, _RAGGED, _ENOUGH = 48, 4, 100
 
 
 def plan_page(
@@ -54,7 +54,7 @@ def plan_page(
     ranks, steps, tail = schedule.world_size, len(schedule), cast(Tail, schedule.tail)
     options = {"batch_size": schedule.batch_size, "epoch": schedule.epoch, "start": schedule.start}
     count = ranks * steps <= _DELIVERIES
-    found = verify_plan(plan, ranks=ranks, tail=tail, count=count, progress=progress, **options)
+    deliveries = verify_plan(plan, ranks=ranks, tail=tail, count=count, progress=progress, **options)
     facts = {
         "samples": plan.num_samples,
         "blocks": plan.num_blocks,
@@ -70,7 +70,7 @@ def plan_page(
         "seed": plan.seed,
         "lanes": plan.lanes,
     }
-    findings = found.findings
+    findings = deliveries.findings
     if steps:
         sizes = {"batch_size": schedule.batch_size, "world_size": ranks, "epoch": schedule.epoch}
         quality, reading = measure_quality(plan, **sizes), reading_of(plan, source, **sizes)
@@ -85,13 +85,13 @@ def plan_page(
     if steps:
         sections.append(Section("Who reads what", [_places(schedule), _last_steps(schedule)]))
     if steps and plan.num_samples >= _ENOUGH:
-        sections.append(Section("How well it is shuffled", [_times(schedule), _correlations(schedule)]))
+        sections.append(Section("How well it is shuffled", [_times(schedule)]))
     if steps and source is not None and (names := _ragged(source)):
         sections.append(Section("Padding", [_padding(schedule, source, names)]))
     return Page(
         title=title or f"Plan of {plan.num_samples:,} samples",
-        verdict=found.verdict,
-        summary=str(found),
+        verdict=deliveries.verdict,
+        summary=str(deliveries),
         facts=facts,
         findings=findings,
         sections=sections,
@@ -128,7 +128,7 @@ def _first_row(schedule: Schedule, rank: int, step: int) -> Int64:
     """The first sample of a rank's share of a step, if it has one."""
     low = schedule.position_after(step - 1) if step else schedule.start
     size = schedule.position_after(step) - low
-    first, last = (number * size // schedule.world_size for number in (rank, rank + 1))
+    first, last = (index * size // schedule.world_size for index in (rank, rank + 1))
     stop = last if last - first == size else min(last, first + 1)  # a whole step has an order of its own
     return schedule.plan.step_ids(schedule.epoch, np.array([low]), size, first, stop)[0, :1]
 
@@ -161,37 +161,11 @@ def _times(first: Schedule) -> Figure:
     return heatmap("When each part of the data set is read", caption, columns, table, darkest)
 
 
-def _correlations(schedule: Schedule) -> Figure:
-    """How far apart neighbours are, and what they have in common: of a long order, some thousand pairs.
-
-    Neighbours in a uniform permutation of n samples are (n + 1) / 3 apart on average, and nothing correlates
-    (D. Knuth, "The Art of Computer Programming", volume 2, 3.3.2: serial tests).
-    """
-    total, draw = schedule.plan.num_samples, np.random.default_rng(1)
-    found, distances = [], []
-    for lag in (1 << power for power in range(11) if 1 << power <= total // 2):
-        first = np.arange(total - lag) if total - lag <= _PAIRS else draw.integers(0, total - lag, _PAIRS)
-        places, later = (schedule.plan.sample_ids(schedule.epoch, at) / total for at in (first, first + lag))
-        found.append((lag, np.corrcoef(places, later)[0, 1]))
-        distances.append(float(np.abs(places - later).mean()))
-    chance = 2 / sqrt(min(_PAIRS, total))
-    caption = (
-        "Correlation of the place of a sample in the data set with that of one that comes later. Of a perfect "
-        f"shuffle, 95% are between {-chance:.2f} and {chance:.2f}. Neighbours are {distances[0]:.1%} of the data "
-        "set apart, in a perfect shuffle 33.3%."
-    )
-    title = "What a sample predicts of later ones"
-    log, whole = {"type": "log", "base": 2}, {"domain": [-1, 1]}
-    return lines(
-        title, caption, "positions later", "correlation", {"this order": found}, x_scale=log, y_scale=whole
-    )
-
-
 def _last_steps(first: Schedule) -> Figure:
     steps = range(max(0, len(first) - 3), len(first))
     shares = [first.shares(step) for step in steps]
-    least = [min(real for _, real in each) for each in shares]
-    padding = [max(rows for rows, _ in each) - real for each, real in zip(shares, least, strict=True)]
+    least = [min(real for _, real in share) for share in shares]
+    padding = [max(rows for rows, _ in share) - real for share, real in zip(shares, least, strict=True)]
     caption = "Last steps, on the rank with the fewest samples; ranks differ by one at most."
     labels, series = [f"{step:,}" for step in steps], {"samples": least, "padding rows": padding}
     return bars("How the epoch ends", caption, "step", "rows of a rank", labels, series)
@@ -203,13 +177,13 @@ def _ragged(source: Source) -> list[str]:
 
 def _padding(schedule: Schedule, source: Source, names: list[str]) -> Figure:
     """Share of padding of some batches of a rank, evenly spaced over its steps."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    series: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     steps = _spread(len(schedule), _BATCHES)
     for step in steps:
         columns = source.fetch(schedule.batch(step)[schedule.valid(step)], names)
         for name in names:
             lengths = [len(row) for row in columns[name].rows()]
             padded = len(lengths) * max(lengths, default=0)
-            found[name].append((step, 100 * (1 - sum(lengths) / max(1, padded))))
+            series[name].append((step, 100 * (1 - sum(lengths) / max(1, padded))))
     caption = f"Share of a padded batch that is padding, in {len(steps)} batches of rank {schedule.rank}."
-    return lines("Padding by batch", caption, "step", "% padding", found)
+    return lines("Padding by batch", caption, "step", "% padding", series)

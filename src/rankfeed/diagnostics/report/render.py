@@ -37,13 +37,13 @@ def write(page: Page, path: str | os.PathLike[str]) -> Path:
 def html(page: Page) -> str:
     """The document: text from data is escaped; the script fills charts and tables from one copy of the numbers."""
     figures = [figure for section in page.sections for figure in section.figures]
-    number = iter(range(len(figures)))
+    indices = iter(range(len(figures)))
     sections = []
     for part in page.parts or [page]:
         if page.parts:
             sections.append(f'<h2 class="part">{_text(part.title)}</h2>{_facts(part)}')
         for section in part.sections:
-            drawn = "".join(_figure(figure, next(number)) for figure in section.figures)
+            drawn = "".join(_figure(figure, next(indices)) for figure in section.figures)
             sections.append(
                 f'<section><h2>{_text(section.title)}</h2><div class="figures">{drawn}</div></section>'
             )
@@ -58,7 +58,7 @@ def html(page: Page) -> str:
         facts="" if page.parts else _facts(page),
         sections="".join(sections),
         config=_asset("vega.json"),
-        charts=_json([{"columns": each.columns, "rows": each.rows, "spec": each.spec} for each in figures]),
+        charts=_json([{"columns": chart.columns, "rows": chart.rows, "spec": chart.spec} for chart in figures]),
         vega=_vega(),
         script=_asset("page.js"),
     )
@@ -68,7 +68,7 @@ def png(page: Page) -> bytes:
     """All charts of a page below each other, on a light background."""
     convert: Any = need("vl_convert", extra="report")
     word = "" if page.verdict is None else f"{page.verdict.value.capitalize()}. "
-    texts = [word + page.summary, *(line for each in page.findings for line in str(each).splitlines())]
+    texts = [word + page.summary, *(line for item in page.findings for line in str(item).splitlines())]
     alone = {"spacing": 36, "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}}}
     charts = [
         {"title": {"text": _lines(part.title), "fontSize": 15}, "vconcat": _charts(part), **alone}
@@ -111,9 +111,9 @@ def _json(value: Any) -> str:
 
 def _printable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {plain(name): _printable(each) for name, each in value.items()}
+        return {plain(name): _printable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_printable(each) for each in value]
+        return [_printable(item) for item in value]
     return plain(value) if isinstance(value, str) else value
 
 
@@ -137,18 +137,18 @@ def _word(page: Page) -> str:
 
 def _finding(finding: Finding) -> str:
     lines = [*finding.evidence, *([f"remedy: {finding.remedy}"] if finding.remedy else [])]
-    what = _text(f"{finding.severity}: {finding.what} [{finding.code}]")
-    return f"<li>{what}{''.join(f'<p>{_text(line)}</p>' for line in lines)}</li>"
+    headline = _text(f"{finding.severity}: {finding.what} [{finding.code}]")
+    return f"<li>{headline}{''.join(f'<p>{_text(line)}</p>' for line in lines)}</li>"
 
 
-def _figure(figure: Figure, number: int) -> str:
+def _figure(figure: Figure, index: int) -> str:
     label = f'aria-label="{_text(figure.title)}"'
     body = f'<div class="table" tabindex="0" role="region" {label}></div>'
     if figure.spec is not None:
         chart = f'<div class="chart" role="img" {label}></div>'
         body = f"{chart}<details><summary>Numbers</summary>{body}</details>"
     head = f"<figcaption><h3>{_text(figure.title)}</h3><p>{_text(figure.caption)}</p></figcaption>"
-    return f'<figure data-number="{number}">{head}{body}</figure>'
+    return f'<figure data-number="{index}">{head}{body}</figure>'
 
 
 def _facts(page: Page) -> str:

@@ -17,18 +17,18 @@ def run_page(verdict: RunVerdict, title: str = "") -> Page:
         title: of the report; if left out, it names the folder of the ledgers.
     """
     loaders = verdict.loaders
-    launches = max((len(each.launches) for each in loaders), default=0)
-    again, missing = sum(each.again for each in loaders), sum(each.missing for each in loaders)
+    launches = max((len(loader.launches) for loader in loaders), default=0)
+    again, missing = sum(loader.again for loader in loaders), sum(loader.missing for loader in loaders)
     facts = {
         "ledgers": verdict.ledgers,
         "loaders": len(loaders),
         "launches": launches,
-        "epochs": max((len(each.epochs) for each in loaders), default=0),
-        "delivered": sum(epoch.delivered for each in loaders for epoch in each.epochs),
+        "epochs": max((len(loader.epochs) for loader in loaders), default=0),
+        "delivered": sum(epoch.delivered for loader in loaders for epoch in loader.epochs),
         "missing": missing,
         "delivered again after a resume": again,
     }
-    if unproven := sum(epoch.unproven_steps for each in loaders for epoch in each.epochs):
+    if unproven := sum(epoch.unproven_steps for loader in loaders for epoch in loader.epochs):
         facts["batches that may lack samples"] = unproven
     summary = {
         Verdict.SOUND: "No sample is missing up to where the job is.",
@@ -42,19 +42,19 @@ def run_page(verdict: RunVerdict, title: str = "") -> Page:
         facts=facts,
         findings=verdict.findings,
         sections=[
-            Section(each.data[:80] or "A loader", [_launches(each), _timeline(each), _epochs(each)])
-            for each in loaders[:_LOADERS]
+            Section(loader.data[:80] or "A loader", [_launches(loader), _timeline(loader), _epochs(loader)])
+            for loader in loaders[:_LOADERS]
         ],
     )
 
 
 def _launches(loader: LoaderRun) -> Figure:
-    began = min((each["began_ns"] for each in loader.launches), default=0)
+    began = min((launch["began_ns"] for launch in loader.launches), default=0)
     rows: list[list[Cell]] = []
-    for number, each in enumerate(loader.launches, 1):
-        first, last = ((each[name] - began) / 1e9 for name in ("began_ns", "ended_ns"))
-        note = f"launch {number}: {each['ranks']} ranks on {', '.join(each['hosts'][:8])}"
-        rows.append([str(number), first, last, _parity(number), note])
+    for index, launch in enumerate(loader.launches, 1):
+        first, last = ((launch[name] - began) / 1e9 for name in ("began_ns", "ended_ns"))
+        note = f"launch {index}: {launch['ranks']} ranks on {', '.join(launch['hosts'][:8])}"
+        rows.append([str(index), first, last, _parity(index), note])
     last_rows = rows[-_LAUNCHES:]
     caption = "From the first to the last delivery of a launch, on any of its ranks."
     caption += shown(len(last_rows), len(rows), "launches")
@@ -66,9 +66,9 @@ def _timeline(loader: LoaderRun) -> Figure:
     rows: list[list[Cell]] = []
     epochs = loader.epochs[:_EPOCHS]
     for epoch in epochs:
-        for each in epoch.passes:
-            note = f"launch {each['launch']}, {each['ranks']} ranks"
-            rows.append([str(epoch.epoch), each["from"], each["to"], _parity(each["launch"]), note])
+        for part in epoch.passes:
+            note = f"launch {part['launch']}, {part['ranks']} ranks"
+            rows.append([str(epoch.epoch), part["from"], part["to"], _parity(part["launch"]), note])
         rows += [[str(epoch.epoch), gap.low, gap.high, "missing", str(gap)] for gap in epoch.gaps]
     caption = "Positions of each epoch, by the launch whose delivery counts."
     caption += shown(len(epochs), len(loader.epochs), "epochs")
@@ -83,13 +83,13 @@ def _parity(launch: int) -> str:
 def _epochs(loader: LoaderRun) -> Figure:
     epochs = loader.epochs[:_EPOCHS]
     series = {
-        "delivered once": [0 if each.unproven_steps else each.delivered for each in epochs],
+        "delivered once": [0 if epoch.unproven_steps else epoch.delivered for epoch in epochs],
         "went into batches that may lack samples": [
-            each.delivered if each.unproven_steps else 0 for each in epochs
+            epoch.delivered if epoch.unproven_steps else 0 for epoch in epochs
         ],
-        "again after a resume": [each.again for each in epochs],
-        "missing": [each.missing for each in epochs],
-        "not reached or left out": [each.dropped + each.left_early + each.under_way for each in epochs],
+        "again after a resume": [epoch.again for epoch in epochs],
+        "missing": [epoch.missing for epoch in epochs],
+        "not reached or left out": [epoch.dropped + epoch.left_early + epoch.under_way for epoch in epochs],
     }
     caption = "Over all launches." + shown(len(epochs), len(loader.epochs), "epochs")
-    return bars("Samples by epoch", caption, "epoch", "samples", [str(each.epoch) for each in epochs], series)
+    return bars("Samples by epoch", caption, "epoch", "samples", [str(epoch.epoch) for epoch in epochs], series)

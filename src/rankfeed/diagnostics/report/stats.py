@@ -65,12 +65,12 @@ def read_stats(path: str | os.PathLike[str]) -> list[StatsSnapshot]:
         raise SourceError("the snapshots cannot be read", found=error.strerror or error, where=path) from error
     expected = "lines of json.dumps(loader.stats())"
     try:
-        found = msgspec.json.Decoder(StatsSnapshot).decode_lines(content[: content.rfind(b"\n") + 1])
+        snapshots = msgspec.json.Decoder(StatsSnapshot).decode_lines(content[: content.rfind(b"\n") + 1])
     except (msgspec.DecodeError, RecursionError) as error:
         raise CorruptError("a line is no snapshot", expected=expected, found=str(error), where=path) from error
-    if not found:
+    if not snapshots:
         raise SourceError("there are no snapshots", expected=expected, where=path)
-    return found
+    return snapshots
 
 
 def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = "") -> Page:
@@ -80,7 +80,7 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
         snapshots: of each rank, in their order (see `read_stats`).
         title: of the report.
     """
-    tables = {name: _continued(each) for name, each in snapshots.items()}
+    tables = {name: _continued(rank_snapshots) for name, rank_snapshots in snapshots.items()}
     ends = np.array([table[-1] for table in tables.values()])
     total = dict(zip(_NAMES, ends.sum(axis=0).tolist(), strict=True))
     waited = min(1.0, total["waited_seconds"] / max(total["seconds"], _INSTANT))
@@ -103,7 +103,7 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
             if percent:
                 facts[figure.lower()] = f"{min(1.0, total[part] / max(total[whole], _INSTANT)):.1%}"
     memory = {name: (table[:, 2], table[:, -1] / 2**20) for name, table in tables.items()}
-    if not all(np.isnan(each).all() for _, each in memory.values()):
+    if not all(np.isnan(values).all() for _, values in memory.values()):
         caption = "Memory that belongs to a rank's process alone. A lasting slope is a leak."
         figures.append(_lines("Private memory", caption, "MiB", memory))
     limits = ": loading limits this job." if waited > _WAITED else ", so loading does not limit this job."
@@ -135,7 +135,7 @@ def _waits(tables: Mapping[str, Floats], waited: float) -> Finding:
 
 def _continued(snapshots: Sequence[StatsSnapshot]) -> Floats:
     """A row for each snapshot that is drawn; a loader that was made to resume counts from 0."""
-    table = np.array([msgspec.structs.astuple(each) for each in snapshots], float)
+    table = np.array([msgspec.structs.astuple(snapshot) for snapshot in snapshots], float)
     counts = table[:, :-1]  # the memory is no count
     restarted = (np.diff(counts[:, [0, 2]], axis=0) < 0).any(axis=1, keepdims=True)  # steps or seconds
     counts[1:] += np.cumsum(restarted * counts[:-1], axis=0)
@@ -145,10 +145,10 @@ def _continued(snapshots: Sequence[StatsSnapshot]) -> Floats:
 def _ratio(table: Floats, part: str, whole: str, percent: bool) -> tuple[Floats, Floats]:
     """Times, and the growth of one count by that of another since the snapshot before."""
     grown = np.diff(table, axis=0, prepend=0)
-    some, of = grown[:, _NAMES.index(part)], grown[:, _NAMES.index(whole)]
-    found = np.full(len(table), np.nan)
-    np.divide(some, of, out=found, where=of > _INSTANT)
-    return table[:, 2], np.clip(100 * found, 0, 100) if percent else found
+    numerator, of = grown[:, _NAMES.index(part)], grown[:, _NAMES.index(whole)]
+    ratios = np.full(len(table), np.nan)
+    np.divide(numerator, of, out=ratios, where=of > _INSTANT)
+    return table[:, 2], np.clip(100 * ratios, 0, 100) if percent else ratios
 
 
 def _lines(title: str, caption: str, unit: str, values: Mapping[str, tuple[Floats, Floats]]) -> Figure:
@@ -158,7 +158,7 @@ def _lines(title: str, caption: str, unit: str, values: Mapping[str, tuple[Float
         times = max((x for x, _ in values.values()), key=lambda x: float(x[-1]))
         table = np.array([np.interp(times, x, y, right=np.nan) for x, y in values.values()])
         with warnings.catch_warnings(action="ignore"):  # times without any value
-            found = np.nanquantile(table, [0, 0.5, 1], axis=0, method="lower")
-        values = {name: (times, each) for name, each in zip(("least", "median", "most"), found, strict=True)}
+            quantiles = np.nanquantile(table, [0, 0.5, 1], axis=0, method="lower")
+        values = {name: (times, line) for name, line in zip(("least", "median", "most"), quantiles, strict=True)}
     series = {name: zip(x.tolist(), y.tolist(), strict=True) for name, (x, y) in values.items()}
     return lines(title, caption, "seconds", unit, series)

@@ -3,13 +3,15 @@
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rankfeed._util.fork_safety import init_in_each_process
-from rankfeed.diagnostics.watch.rates import Figures
 
 if TYPE_CHECKING:
     from rich.live import Live
+
+Figures = Mapping[str, int | float]
 
 #: Seconds of waiting for one batch from which the line says so.
 _LONG = 5.0

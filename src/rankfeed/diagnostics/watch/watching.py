@@ -8,19 +8,21 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from rankfeed._util.validate import check_bool, check_seconds, check_str, invalid
-from rankfeed.diagnostics.watch.line import ConsoleLine
-from rankfeed.diagnostics.watch.rates import Figures, RecentRates
+from rankfeed.diagnostics.watch.line import ConsoleLine, Figures
 from rankfeed.errors import TopologyError, safe_str
 
 #: Longest interval of a line that is updated in place, in seconds.
 _MAX_TERMINAL_INTERVAL = 1.0
 #: Seconds that the end of a job waits for a terminal, a disk or a function that hangs.
 _CLOSE_TIMEOUT = 5.0
+#: Rates are over at least ten seconds, and over eight steps if those take longer.
+_RATE_SECONDS, _RATE_STEPS, _MAX_READINGS = 10.0, 8, 1024
 
 
 def watch(
@@ -114,7 +116,10 @@ class Watch:
     def _run(self) -> None:
         text = ""
         try:
-            self._show_until_closed()
+            rates, is_last = RecentRates(), False
+            while not is_last:
+                is_last = self._closed.wait(self._every) or self._loader() is None
+                self._show_reading(rates)
         except Exception as error:
             text = f"the loader is no longer watched: {type(error).__name__}: {safe_str(error)}"
         with suppress(Exception):
@@ -122,25 +127,35 @@ class Watch:
         if text:
             warnings.warn(text, RuntimeWarning, stacklevel=1)
 
-    def _show_until_closed(self) -> None:
-        rates = RecentRates()
-        while not self._closed.wait(self._every):
-            if not self._show_reading(rates):
-                return
-        self._show_reading(rates)
-
-    def _show_reading(self, rates: RecentRates) -> bool:
-        """Show the current figures of an iterated loader; False if the loader no longer exists."""
-        loader = self._loader()
-        if loader is None:
-            return False
-        figures: Figures = loader.stats()
-        if not figures["seconds"]:  # not iterated yet: reading its rank would detect the topology too early
-            return True
-        try:
+    def _show_reading(self, rates: RecentRates) -> None:
+        """Show the current figures of an iterated loader."""
+        loader: Any = self._loader()
+        figures: Figures = {} if loader is None else loader.stats()
+        if not figures.get("seconds"):  # not iterated yet: reading its rank would detect the topology too early
+            return
+        with suppress(TopologyError):  # raised to the code that iterates
             rank: int = loader.topology.rank
-        except TopologyError:  # raised to the code that iterates
-            return True
-        if self._all_ranks or rank == 0:
-            self._show(rates.update(figures, time.monotonic()), rank)
-        return True
+            if self._all_ranks or rank == 0:
+                self._show(rates.update(figures, time.monotonic()), rank)
+
+
+class RecentRates:
+    """Replaces rates since the start by those of the last seconds, or of the last steps if steps are slow."""
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[float, Figures]] = deque(maxlen=_MAX_READINGS)
+
+    def update(self, figures: Figures, now: float) -> Figures:
+        """Add a reading at a time of a monotonic clock; returns the figures with recent rates."""
+        self._readings.append((now, figures))
+        while len(self._readings) > 2:
+            then, before = self._readings[1]
+            if now - then < _RATE_SECONDS or figures["steps"] - before["steps"] < _RATE_STEPS:
+                break
+            self._readings.popleft()
+        then, before = self._readings[0]
+        if now <= then:
+            return figures
+        speed = (figures["samples"] - before["samples"]) / (now - then)
+        waited = (figures["waited_seconds"] - before["waited_seconds"]) / (now - then)
+        return {**figures, "samples_per_second": speed, "waited_share": min(1.0, max(0.0, waited))}

@@ -209,10 +209,10 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
             raise ArgumentError(
                 "the mixin needs the Trainer of Transformers 5 as its next base class",
                 expected="class Trainer(FeedMixin, transformers.Trainer), transformers>=5",
-                found=f"no {', '.join(missing)} in {[each.__name__ for each in type(self).__mro__[1:3]]}",
+                found=f"no {', '.join(missing)} in {[base.__name__ for base in type(self).__mro__[1:3]]}",
             )
-        for each in (*args, *kwargs.values()):
-            is_fed(each)  # before the Trainer reports that a stream has no length
+        for argument in (*args, *kwargs.values()):
+            is_fed(argument)  # before the Trainer reports that a stream has no length
         super().__init__(*args, **kwargs)
         # First, so that the other callbacks see the right epoch.
         self.callback_handler.callbacks.insert(0, _epoch_keeper(self))
@@ -427,7 +427,7 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
         model = self.accelerator.unwrap_model(self.model)
         inner = getattr(getattr(model, "base_model", None), "model", model)  # of a PEFT model, or itself
         causal = (
-            getattr(self, "_loss_shifts_labels", False) or {type(each).__name__ for each in (model, inner)} & names
+            getattr(self, "_loss_shifts_labels", False) or {type(part).__name__ for part in (model, inner)} & names
         )
         return bool(causal) and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
 

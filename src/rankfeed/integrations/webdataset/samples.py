@@ -21,15 +21,8 @@ from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.options import check_batch_size, make_plan, open_properties
-from rankfeed.loading.state import (
-    LoaderState,
-    comparable_fingerprint,
-    decode_as,
-    encode_state,
-    restore_plan,
-    resume_cursor,
-)
-from rankfeed.plan import Cursor, Plan, Schedule, Tail
+from rankfeed.loading.state import encode_state, resume
+from rankfeed.plan import Cursor, Schedule, Tail
 from rankfeed.plan.permutation import Key, mix, permutation
 from rankfeed.plan.plan import Int64
 from rankfeed.plan.schedule import ScheduleTail
@@ -94,21 +87,9 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         lanes: int | None = None,
         topology: Topology | None = None,
     ) -> None:
-        source = _open_shards(urls_or_source)
-        plan = make_plan(source, shuffle, seed, window, lanes)
-        self._init_stage(source, plan, batch_size, tail, columns, topology)
+        self.source = source = _open_shards(urls_or_source)
+        self.plan: Any = make_plan(source, shuffle, seed, window, lanes)
         self._open_properties = open_properties(shuffle, window, lanes)
-
-    def _init_stage(
-        self,
-        source: Source,
-        plan: Any,
-        batch_size: int | None,
-        tail: Tail,
-        columns: Sequence[str] | None,
-        topology: Topology | None,
-    ) -> None:
-        self.source, self.plan = source, plan
         self.tail: Tail = check_choice("tail", tail, get_args(Tail))
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         fields, flag = source.fields, Field("dense", "bool")
@@ -186,7 +167,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
             following = list(islice(steps, together))
             if following:
                 self.source.expect(np.concatenate([ids for ids, _ in following]), self._columns)
-            ids, valid = (np.concatenate(each) for each in zip(*group, strict=True))
+            ids, valid = (np.concatenate(arrays) for arrays in zip(*group, strict=True))
             for sample, is_valid in zip(self._samples(ids), valid.tolist(), strict=True):
                 yield {**sample, "__valid__": is_valid} if self.tail == "pad" else sample
             group = following
@@ -232,11 +213,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         Raises:
             StateError: it belongs to other data or another plan; says what differs.
         """
-        parsed = decode_as(LoaderState, state)
-        plan = self.plan
-        if isinstance(plan, Plan):
-            plan = restore_plan(plan, self.source.blocks, parsed.plan, self._open_properties)
-        cursor = resume_cursor(parsed, plan.describe(), comparable_fingerprint(parsed, self.source))
+        _, plan, cursor = resume(state, self.plan, self.source, self._open_properties)
         if plan.describe() != self.plan.describe() and self._epochs.has_begun:
             raise StateError(
                 "a state in another order was loaded after the first iteration began",
@@ -279,9 +256,8 @@ class Resampled(ShardedSamples):
         columns: Sequence[str] | None = None,
         topology: Topology | None = None,
     ) -> None:
-        source = _open_shards(urls_or_source)
-        plan = ResamplingPlan(len(source), epoch_size, replacement=replacement, seed=seed)
-        self._init_stage(source, plan, batch_size, tail, columns, topology)
+        super().__init__(urls_or_source, batch_size, seed=seed, tail=tail, columns=columns, topology=topology)
+        self.plan = ResamplingPlan(len(self.source), epoch_size, replacement=replacement, seed=seed)
 
 
 class ResamplingPlan:

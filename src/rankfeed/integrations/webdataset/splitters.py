@@ -19,7 +19,7 @@ MAX_SHARDS = 2**20
 
 
 def split_shards(
-    shards: Iterable[_Shard], parts: int, part: int, strategy: ByRank | ByWorker, what: str = "rank"
+    shards: Iterable[_Shard], parts: int, part: int, strategy: ByRank | ByWorker, noun: str = "rank"
 ) -> list[_Shard]:
     """The shards that one part (a rank, or a worker of a rank) reads."""
     listed = list(islice(check_iterable("shards", shards), MAX_SHARDS + 1))
@@ -33,22 +33,22 @@ def split_shards(
         )
     over = count % parts
     if count == 0 or (count < parts and strategy not in ("repeat", "idle")) or (over and strategy == "even"):
-        raise _split_error(count, parts, part, what)
+        raise _split_error(count, parts, part, noun)
     mine = listed[part : count - over if strategy == "drop" else count : parts]
     if strategy == "repeat" and over and part >= over:
         mine.append(listed[(part - over) % count])
     return mine
 
 
-def _split_error(shards: int, parts: int, part: int, what: str) -> PlanError:
-    few, where = shards < parts, f"{what} {part} of {parts}"
+def _split_error(shards: int, parts: int, part: int, noun: str) -> PlanError:
+    few, where = shards < parts, f"{noun} {part} of {parts}"
     if shards == 0:
         return PlanError(
-            f"there are no shards for {parts} {what}s",
+            f"there are no shards for {parts} {noun}s",
             where=where,
             remedy="check the list of shards: a pattern without a matching file is an empty list",
         )
-    if what == "worker":
+    if noun == "worker":
         ways = (
             f'num_workers={shards}; or WorkerSplitter("idle") with empty_check=False'
             if few
@@ -62,12 +62,12 @@ def _split_error(shards: int, parts: int, part: int, what: str) -> PlanError:
             f"{parts - shards % parts} of them twice; or "
             'NodeSplitter("uneven") lets ranks differ, which then take different numbers of steps'
         )
-    found = f"{shards} shard{'s' * (shards != 1)}"
-    summary = f"{found} cannot be divided {'' if few else 'evenly '}among {parts} {what}s"
+    available = f"{shards} shard{'s' * (shards != 1)}"
+    summary = f"{available} cannot be divided {'' if few else 'evenly '}among {parts} {noun}s"
     return PlanError(
         f"{summary}: {parts - shards} would be empty" if few else summary,
         expected=f"at least {parts} shards" if few else f"a multiple of {parts} shards",
-        found=found,
+        found=available,
         where=where,
         remedy=f"rankfeed.integrations.webdataset.ShardedSamples divides samples, for any shards; or {ways}",
     )

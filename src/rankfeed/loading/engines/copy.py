@@ -41,7 +41,7 @@ def copy_ahead(
                 results[0] = first._replace(seconds=first.seconds._replace(source=source))
                 del first
                 results.reverse()
-            ahead = sum(len(each) for each, _ in pending)
+            ahead = sum(len(batches) for batches, _ in pending)
             size = builder.step_bytes
             small = min(_MAX_SMALL, _SMALL_BYTES // size) if size else 0
             most = max(depth, small) if ahead <= small // 2 else depth

@@ -39,12 +39,12 @@ class SerializedBatch(NamedTuple):
 
     def send(self, channel: Channel) -> None:
         table = [
-            each if isinstance(each, RegionSlice) else RegionSlice(-1, 0, 0, each.nbytes) for each in self.buffers
+            part if isinstance(part, RegionSlice) else RegionSlice(-1, 0, 0, part.nbytes) for part in self.buffers
         ]
-        small = [each for each in self.buffers if not isinstance(each, RegionSlice)]
-        parts: list[bytes | memoryview] = [_COUNT.pack(len(table)), *(_PLACE.pack(*each) for each in table)]
-        for each in small:  # aligned, since arrays will be views of the message
-            parts += [each, bytes(-each.nbytes % _ALIGNMENT)]
+        small = [part for part in self.buffers if not isinstance(part, RegionSlice)]
+        parts: list[bytes | memoryview] = [_COUNT.pack(len(table)), *(_PLACE.pack(*place) for place in table)]
+        for part in small:  # aligned, since arrays will be views of the message
+            parts += [part, bytes(-part.nbytes % _ALIGNMENT)]
         channel.send(b"".join([*parts, self.content]))
 
 
@@ -59,23 +59,23 @@ def serialize(value: Any, by_name: Collection[str] = (), regions: RegionPool | N
     if regions is None:
         return SerializedBatch(content, list(buffers))
     empty = memoryview(b"")  # an empty array may be a view of a region, too
-    return SerializedBatch(content, [regions.lend(each) or each if each.nbytes else empty for each in buffers])
+    return SerializedBatch(content, [regions.lend(part) or part if part.nbytes else empty for part in buffers])
 
 
 def receive(message: bytearray, regions: BorrowedRegions | None = None) -> Any:
     """The value of a message that `SerializedBatch.send` sent; its arrays are views of the message and regions."""
     view, at = memoryview(message), _COUNT.size
     (count,) = _COUNT.unpack_from(message)
-    table = [RegionSlice(*each) for each in _PLACE.iter_unpack(view[at : at + count * _PLACE.size])]
+    table = [RegionSlice(*place) for place in _PLACE.iter_unpack(view[at : at + count * _PLACE.size])]
     at += count * _PLACE.size
-    shared = {} if regions is None else regions.borrow([each for each in table if each.region >= 0])
+    shared = {} if regions is None else regions.borrow([place for place in table if place.region >= 0])
     buffers = []
-    for each in table:
-        if each.region >= 0:
-            buffers.append(shared[each])
+    for place in table:
+        if place.region >= 0:
+            buffers.append(shared[place])
         else:
-            buffers.append(view[at : at + each.nbytes])
-            at += each.nbytes + -each.nbytes % _ALIGNMENT
+            buffers.append(view[at : at + place.nbytes])
+            at += place.nbytes + -place.nbytes % _ALIGNMENT
     content = view[at + 1 :]
     if view[at : at + 1] == _PICKLE:
         return pickle.loads(content, buffers=buffers)  # noqa: S301  (of our own worker)

@@ -233,7 +233,7 @@ class ProcessBuilder:
                 ending = self._pool.replace(index)
             if len(steps) > 1:  # which of them it died of is not known
                 requests.popleft()
-                requests.extendleft(range(each, each + 1) for each in reversed(steps))
+                requests.extendleft(range(step, step + 1) for step in reversed(steps))
                 continue
             deaths += 1
             if deaths == _ATTEMPTS:
@@ -254,8 +254,8 @@ class ProcessBuilder:
             self.step_bytes = regions.last_bytes // len(steps)
             return dict(zip(steps, answer, strict=True))
         if len(steps) > 1:
-            for each in steps:
-                self.request(each, range(each, each + 1), self._schedule)
+            for single in steps:
+                self.request(single, range(single, single + 1), self._schedule)
             return {}
         error, text = answer
         error.__cause__ = RemoteTraceback(text)

@@ -123,10 +123,10 @@ class RegionPool:
 
     def copy_kept(self, lent: Sequence[memoryview | RegionSlice]) -> list[memoryview | RegionSlice]:
         """The buffers of a batch, with copies of those over whose regions arrays still exist here."""
-        regions = {each.region for each in lent if isinstance(each, RegionSlice)}
+        regions = {part.region for part in lent if isinstance(part, RegionSlice)}
         kept = regions & self._in_use.copy().keys()  # they may be freed at any time
         copies = [
-            self._copy(each) if isinstance(each, RegionSlice) and each.region in kept else each for each in lent
+            self._copy(part) if isinstance(part, RegionSlice) and part.region in kept else part for part in lent
         ]
         for offset in kept:
             self.take_back(offset)
@@ -178,14 +178,14 @@ class BorrowedRegions:
     def borrow(self, places: list[RegionSlice]) -> dict[RegionSlice, memoryview]:
         """The buffers at some places of a batch."""
         bases: dict[int, Buffer] = {}
-        for each in places:
-            if each.region not in bases:
+        for place in places:
+            if place.region not in bases:
                 # Its own base is not an array, so it stays the base of its views.
-                base = np.frombuffer(self._windows.buffer(each.region, each.size).data, np.uint8)
-                borrowed = self._borrowed[each.region] = _Borrowed(base, self._returned.append)
-                borrowed.offset, bases[each.region] = each.region, base
+                base = np.frombuffer(self._windows.buffer(place.region, place.size).data, np.uint8)
+                borrowed = self._borrowed[place.region] = _Borrowed(base, self._returned.append)
+                borrowed.offset, bases[place.region] = place.region, base
         self.last_bytes = sum(map(len, bases.values()))
-        return {each: bases[each.region][each.start : each.start + each.nbytes].data for each in places}
+        return {place: bases[place.region][place.start : place.start + place.nbytes].data for place in places}
 
     def take_returned(self) -> list[int]:
         """Offsets of regions that are free again; some, so that the message that has them is small."""

@@ -21,7 +21,7 @@ import torch
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, StateError, StreamError, describe_error, safe_str
-from rankfeed.loading._compat import ShuffleOrder, shuffle_order
+from rankfeed.loading._compat import has_shuffle_buffer
 from rankfeed.sources.source import Declared
 from rankfeed.storage.checksum import digest_of
 
@@ -86,14 +86,13 @@ class Stream:
         # The state of a stream of one rank is not kept: a checkpoint is the same on all ranks.
         keeps_state = not self.sharded and "start" not in self._parameters
         own = None if snapshot is None else msgspec.json.decode(snapshot.content)
-        order: ShuffleOrder | None = None
         step = "the factory of the stream"
         try:
             iterable: Any = self._factory(**{name: arguments[name] for name in self._parameters})
             if "epoch" not in self._parameters and hasattr(iterable, "set_epoch"):
                 iterable.set_epoch(epoch)
-            order = shuffle_order(iterable) if keeps_state else None
-            loads = keeps_state and own is not None and order is None
+            keeps_state = keeps_state and not has_shuffle_buffer(iterable)
+            loads = keeps_state and own is not None
             resumes = loads and _is_stateful(iterable)
             if resumes:
                 step = "load_state_dict() of the stream"
@@ -115,9 +114,7 @@ class Stream:
             self._used = iterable
         if "start" in self._parameters:
             return StreamReader(iterator, None, start, where)
-        if order is not None:
-            order.check_saved(own, where)
-        owner = order or (iterable if _is_stateful(iterable) else iterator if _is_stateful(iterator) else None)
+        owner = iterable if _is_stateful(iterable) else iterator if _is_stateful(iterator) else None
         loaded = snapshot if resumes else None
         num_read = 0 if loaded is None else loaded.num_read
         reader = StreamReader(iterator, owner if keeps_state else None, num_read, where, loaded)
@@ -188,17 +185,17 @@ class StreamReader:
         is_complete = len(self._recent) == min(self.num_read, _SAMPLES_COMPARED)
         return samples_fingerprint(self._recent) if is_complete else ""
 
-    def skip(self, number: int) -> None:
-        """Read ``number`` samples, fewer where the stream ends, and keep only the last one."""
+    def skip(self, count: int) -> None:
+        """Read ``count`` samples, fewer where the stream ends, and keep only the last one."""
         started = reported = time.monotonic()
-        for done, _ in enumerate(islice(self, number), 1):
+        for done, _ in enumerate(islice(self, count), 1):
             if done % _SKIP_CHUNK == 0 and (now := time.monotonic()) - reported > _REPORT_INTERVAL:
                 reported = now
                 _log.warning(
                     "skipping to the position of the checkpoint: %d of %d samples, about %.0f s left (%s)",
                     done,
-                    number,
-                    (number - done) * (now - started) / done,
+                    count,
+                    (count - done) * (now - started) / done,
                     self._where,
                 )
 
@@ -213,12 +210,12 @@ class StreamReader:
             content = msgspec.json.encode(state)
             if msgspec.json.decode(content) == state:
                 return StreamSnapshot(self.num_read, content)
-            found = "JSON changes it"
+            problem = "JSON changes it"
         except Exception as error:
             reraise_interrupt(error)
-            found = f"{type(error).__name__}: {safe_str(error)}"
+            problem = f"{type(error).__name__}: {safe_str(error)}"
         warnings.warn(
-            f"the stream's own state_dict() cannot be saved ({found}): a job that resumes will read "
+            f"the stream's own state_dict() cannot be saved ({problem}): a job that resumes will read "
             "from the start of the epoch and skip",
             stacklevel=2,
         )
@@ -273,11 +270,11 @@ def _factory_parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
     except (TypeError, ValueError):  # some builtin functions have no signature
         return ()
     unknown = [
-        each.name
-        for each in parameters
-        if each.default is each.empty
-        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        and (each.name not in _FACTORY_PARAMETERS or each.kind is each.POSITIONAL_ONLY)
+        item.name
+        for item in parameters
+        if item.default is item.empty
+        and item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
+        and (item.name not in _FACTORY_PARAMETERS or item.kind is item.POSITIONAL_ONLY)
     ]
     if unknown:
         raise ArgumentError(
@@ -286,7 +283,7 @@ def _factory_parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
             found=", ".join(unknown),
             remedy="bind them with functools.partial",
         )
-    return tuple(each.name for each in parameters if each.name in _FACTORY_PARAMETERS)
+    return tuple(item.name for item in parameters if item.name in _FACTORY_PARAMETERS)
 
 
 def samples_fingerprint(samples: Iterable[Any]) -> str:
@@ -309,15 +306,15 @@ def _add_pieces(value: Any, pieces: list[bytes]) -> None:
     elif isinstance(value, int):
         pieces.append(b"i%d," % value)
     elif isinstance(value, dict):
-        for name, each in value.items():
+        for name, entry in value.items():
             _add_pieces(name, pieces)
-            _add_pieces(each, pieces)
+            _add_pieces(entry, pieces)
     elif isinstance(value, (bytes, bytearray)):
         pieces += b"b%d:" % len(value), bytes(value[:_LENGTH_COMPARED])
     elif isinstance(value, (list, tuple)):
         pieces.append(b"l%d:" % len(value))
-        for each in value[:_ELEMENTS_COMPARED]:
-            _add_pieces(each, pieces)
+        for entry in value[:_ELEMENTS_COMPARED]:
+            _add_pieces(entry, pieces)
     elif isinstance(value, (np.generic, np.ndarray)):
         if value.size == 1 and value.dtype.kind in "iub":
             _add_pieces(value.item(), pieces)

@@ -1,4 +1,4 @@
-"""Ranks whose streams end at different positions take the same number of steps.
+"""Lets ranks whose streams end at different positions take the same number of steps.
 
 Each rank prepares a few batches. Then all ranks exchange how many they have, whether their stream has ended after
 them, and whether it failed; from these reports every rank computes the same decision. The exchange depends on the
@@ -51,9 +51,9 @@ def check_same_stream(reports: Sequence[RankReport]) -> None:
     for other in reports[1:]:
         same_place = (first.num_read, first.steps) == (other.num_read, other.steps)
         if same_place and first.fingerprint != other.fingerprint:
-            found = f"ranks {first.rank} and {other.rank} read different samples at {first.num_read - 1} or before"
+            text = f"ranks {first.rank} and {other.rank} read different samples at {first.num_read - 1} or before"
         elif not same_place or first.ended != other.ended:
-            found = "; ".join(
+            text = "; ".join(
                 f"rank {report.rank} read {report.num_read} samples up to this step"
                 + (", then the end" * report.ended)
                 for report in (first, other)
@@ -63,7 +63,7 @@ def check_same_stream(reports: Sequence[RankReport]) -> None:
         raise StreamError(
             "the ranks read different streams, and by counting would lose samples and repeat others",
             expected="the same samples in the same order on every rank",
-            found=found,
+            found=text,
             remedy="let the factory yield the same on every rank (a shuffle with one seed), or give it a "
             "parameter named shard and yield that share only",
         )
