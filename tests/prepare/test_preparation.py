@@ -2,8 +2,6 @@
 
 import logging
 import os
-import pty
-import select
 import shutil
 import subprocess
 import sys
@@ -11,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -422,47 +420,6 @@ def test_without_calls_of_linux_one_process_builds(path: Path, monkeypatch: pyte
         list(pool.map(lambda _: rf.prepare_once(path, counted), range(4)))
     assert built == Counter({"times": 1})
     assert changed_files(path) == []
-
-
-def test_who_waits_at_a_terminal_sees_a_line_that_is_drawn_anew(path: Path) -> None:
-    code = f"import rankfeed as rf; rf.prepare_once({str(path)!r}, print)"
-    mine, terminal = pty.openpty()
-    drawn = b""
-
-    def while_it_waits(staging: Path) -> None:
-        nonlocal drawn
-        build(staging)
-        # The last says that it is part of the build, which would wait for it then: this one does not.
-        not_its = ("NO_COLOR", "CI", "RANKFEED_BUILDING")
-        environ = {name: value for name, value in os.environ.items() if name not in not_its}
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdout=subprocess.DEVNULL,
-            stderr=terminal,
-            env={**environ, "TERM": "xterm", "COLUMNS": "500"},
-        )
-        os.close(terminal)
-        waiting.append(process)
-        while b"2 files" not in drawn:
-            assert select.select([mine], [], [], 60)[0], drawn
-            drawn += os.read(mine, 4096)
-
-    waiting: list[subprocess.Popen[bytes]] = []
-    try:
-        rf.prepare_once(path, while_it_waits)
-        with suppress(OSError):  # the end of a terminal
-            while select.select([mine], [], [], 60)[0] and (more := os.read(mine, 4096)):
-                drawn += more
-        assert waiting[0].wait(60) == 0
-    finally:
-        for process in waiting:
-            process.kill()
-            process.wait(10)
-        os.close(mine)
-    said = drawn.decode()
-    assert f"process {os.getpid()} on" in said
-    assert str(path) in said
-    assert said.rindex("\x1b[?25h") > said.rindex("2 files"), "the cursor is not shown again"
 
 
 def test_as_a_context_manager(path: Path) -> None:

@@ -15,17 +15,17 @@ from rankfeed.storage.network_fs import stat_uncached
 def key_with_inputs(key: str, inputs: Sequence[str | os.PathLike[str]]) -> str:
     """The key for the marker: the caller's, combined with the sizes and times of the input files."""
     pieces = [key.encode()]
-    for each in inputs:
-        root = Path(each)
+    for path in inputs:
+        root = Path(path)
         try:
             is_dir = root.is_dir()
             walked = walk_links(root, onerror=raise_error) if is_dir else [(str(root.parent), [], [root.name])]
             for file in (Path(place, name) for place, _, names in walked for name in names):
-                found = os.stat(file)
-                if stat.S_ISREG(found.st_mode):  # opening a pipe would block
+                status = os.stat(file)
+                if stat.S_ISREG(status.st_mode):  # opening a pipe would block
                     with suppress(PermissionError):
-                        found = stat_uncached(file)  # this host may have cached an earlier state
-                facts = f"{root.name}/{file.relative_to(root)} {found.st_size} {found.st_mtime_ns}"
+                        status = stat_uncached(file)  # this host may have cached an earlier state
+                facts = f"{root.name}/{file.relative_to(root)} {status.st_size} {status.st_mtime_ns}"
                 pieces.append(facts.encode("utf-8", "surrogateescape"))
         except OSError as error:
             where = error.filename or root

@@ -85,12 +85,12 @@ def _unreadable(error: OSError, path: Path) -> PrepareError:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError as error:
         if is_gone(error):
             return None
         raise
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _inspect(path: Path, key: str) -> DirState:
@@ -115,14 +115,14 @@ def read_marker(path: Path) -> Marker | None:
 
 def _exists(path: Path, entry: FileEntry) -> bool:
     try:
-        found = os.lstat(path / entry.name)
-        if entry.nbytes >= 0 and found.st_size != entry.nbytes and stat.S_ISREG(found.st_mode):
-            found = stat_uncached(path / entry.name)  # this host may have cached an earlier size
+        status = os.lstat(path / entry.name)
+        if entry.nbytes >= 0 and status.st_size != entry.nbytes and stat.S_ISREG(status.st_mode):
+            status = stat_uncached(path / entry.name)  # this host may have cached an earlier size
     except OSError as error:
         if is_gone(error):
             return False
         raise
-    return stat.S_ISLNK(found.st_mode) if entry.nbytes < 0 else found.st_size == entry.nbytes
+    return stat.S_ISLNK(status.st_mode) if entry.nbytes < 0 else status.st_size == entry.nbytes
 
 
 def changed_files(path: Path) -> list[str]:
@@ -140,9 +140,9 @@ def changed_files(path: Path) -> list[str]:
 def foreign_files(path: Path) -> list[str]:
     """Names of files in a prepared directory that are not in its marker."""
     marker = read_marker(path)
-    known = {MARKER_NAME} if marker is None else {MARKER_NAME, *(entry.name for entry in marker.files)}
+    expected = {MARKER_NAME} if marker is None else {MARKER_NAME, *(entry.name for entry in marker.files)}
     names = (file.relative_to(path).as_posix() for file in _files(path))
-    return sorted(name for name in names if name not in known)
+    return sorted(name for name in names if name not in expected)
 
 
 def refuse_foreign_files(path: Path, state: DirState) -> None:
@@ -186,23 +186,23 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _flushed(staging: Path, path: Path) -> FileEntry:
     name = path.relative_to(staging).as_posix()
-    found = os.lstat(path)
+    status = os.lstat(path)
     try:
         name.encode()
     except UnicodeEncodeError as error:
         raise PrepareError("a file name is not valid UTF-8", found=os.fsencode(name), where=staging) from error
     check_data_name(name, staging)  # as a reader of the marker does
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return FileEntry(name, -1, _digest(path, -1))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise PrepareError(
             "the build produced something other than files, directories and links",
-            found=stat.filemode(found.st_mode),
+            found=stat.filemode(status.st_mode),
             where=name,
         )
     with open(path, "rb") as file:
         os.fsync(file.fileno())
-    return FileEntry(name, found.st_size, _digest(path, found.st_size))
+    return FileEntry(name, status.st_size, _digest(path, status.st_size))
 
 
 def _digest(path: Path, nbytes: int) -> str:

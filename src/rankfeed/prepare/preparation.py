@@ -24,7 +24,7 @@ from rankfeed._util.validate import (
     check_str,
     invalid,
 )
-from rankfeed.errors import PrepareError, RankfeedError
+from rankfeed.errors import PrepareError
 from rankfeed.prepare.build import Build, BuildAttempt, cannot_prepare, raise_failure
 from rankfeed.prepare.inputs import key_with_inputs
 from rankfeed.prepare.marker import DirState, inspect_dir, refuse_foreign_files
@@ -203,14 +203,12 @@ class Preparation:
     def _wait(self, stack: ExitStack, attempt: str) -> BuildAttempt | None:
         """Wait until the directory is prepared (None), or until this process holds the lease."""
         try:
-            with WaitReporter(self.path, self.timeout) as reporter:
-                return self._wait_or_acquire(stack, attempt, reporter)
+            return self._wait_or_acquire(stack, attempt)
         except OSError as error:
-            if isinstance(error, RankfeedError):
-                raise
             raise cannot_prepare(error, self.path) from error
 
-    def _wait_or_acquire(self, stack: ExitStack, attempt: str, reporter: WaitReporter) -> BuildAttempt | None:
+    def _wait_or_acquire(self, stack: ExitStack, attempt: str) -> BuildAttempt | None:
+        reporter = WaitReporter(self.path, self.timeout)
         key = key_with_inputs(self.key, self.inputs)
         lease = Lease(self._control)
         stalls, awaited = StallDetector(), set[str]()

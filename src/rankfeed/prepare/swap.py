@@ -66,15 +66,15 @@ def _new(control: Path, prefix: str) -> Path:
 def refuse_irreplaceable(path: Path, state: DirState, control: Path) -> None:
     """Check, before a long build, that its result can replace the directory, which moves to ``control``."""
     refuse_foreign_files(path, state)
-    found = ""
+    reason = ""
     if os.path.ismount(path):
-        found = "a file system is mounted there"
+        reason = "a file system is mounted there"
     elif state is not DirState.ABSENT:
-        found = why_immovable(path, control)
-    if found:
+        reason = why_immovable(path, control)
+    if reason:
         raise PrepareError(
             "cannot replace the directory",
-            found=found,
+            found=reason,
             where=path,
             remedy="prepare a directory inside it, or another one; a directory cannot be moved if it is mounted, "
             "belongs to another user, is read-only or comes with a container image",
@@ -117,12 +117,12 @@ def swap_dir(staging: Path, path: Path, control: Path) -> None:
 
 def remove_leftovers(control: Path, path: Path) -> None:
     """Remove what processes that were killed had moved aside."""
-    for each in control.iterdir():
-        found = _LEFTOVER.fullmatch(each.name)
-        if found and found[1] == _OLD:
-            _remove_old(each, path)
-        elif found:
-            remove(each)
+    for directory in control.iterdir():
+        match = _LEFTOVER.fullmatch(directory.name)
+        if match and match[1] == _OLD:
+            _remove_old(directory, path)
+        elif match:
+            remove(directory)
 
 
 def _remove_old(old: Path, path: Path) -> None:

@@ -9,13 +9,12 @@ build is not detected; it waits, and says so.
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rankfeed.errors import PrepareError, RankfeedError
 from rankfeed.prepare.swap import BUILD_PREFIX
@@ -70,17 +69,15 @@ def refuse_reentry(owner: LeaseOwner, path: Path) -> None:
 
 
 _log = logging.getLogger("rankfeed")
-#: Seconds until the first report in the log, doubled after each; and between reports at a terminal.
-_FIRST_REPORT, _REDRAW = 5.0, 1.0
-#: Largest part of the time that may be spent on measuring the progress of the build.
-_MEASURING = 0.05
+#: Seconds until the first report in the log; the time is doubled after each.
+_FIRST_REPORT = 5.0
 #: Seconds between two looks at the file system: at first and at most. In large jobs it is longer, since all ranks
 #: look at one file system: that many looks a second over all of them.
 _FIRST_PAUSE, _MAX_PAUSE, _LOOKS_PER_SECOND = 0.01, 0.5, 500
 
 
 class WaitReporter:
-    """Reports for which process this one waits, at a terminal or in the log; one rank of a node does."""
+    """Reports in the log for which process this one waits; one rank of a node does."""
 
     def __init__(self, path: Path, timeout: float | None) -> None:
         self._path, self._timeout = path, timeout
@@ -91,18 +88,8 @@ class WaitReporter:
             if topology.world_size > 1:
                 world_size, self.local_rank = topology.world_size, topology.local_rank
                 self.label = f"rank {topology.rank} of {world_size}"
-        alone = not self.label and threading.current_thread() is threading.main_thread()
-        self._draws = alone and sys.stderr is not None and sys.stderr.isatty()
-        self._next = _REDRAW if self._draws else _FIRST_REPORT
+        self._next = _FIRST_REPORT
         self._pause, self._max_pause = _FIRST_PAUSE, max(_MAX_PAUSE, world_size / _LOOKS_PER_SECOND)
-        self._status: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
 
     def wait(self, owner: LeaseOwner, control: Path) -> None:
         """Report if it is time to, then sleep until the next look, longer each time."""
@@ -115,7 +102,7 @@ class WaitReporter:
                 remedy="raise timeout=, or end that process: another one takes over",
             )
         if waited >= self._next:
-            self._next = waited + _REDRAW if self._draws else self._next * 2
+            self._next *= 2
             if self._reports(owner):
                 self._report(owner, control, waited)
         time.sleep(self._pause)
@@ -133,18 +120,7 @@ class WaitReporter:
         )
         if owner.is_local and owner.is_current_process:
             text += "; that is this process: a build function must not wait for threads that wait for the build"
-        if not self._draws:
-            _log.warning("%s", text)
-            return
-        from rich.console import Console
-        from rich.text import Text
-
-        if self._status is None:
-            self._status = Console(stderr=True).status("")
-            self._status.start()
-        self._status.update(Text(text))
-        took = time.monotonic() - self._began - waited
-        self._next = max(self._next, waited + took / _MEASURING)
+        _log.warning("%s", text)
 
 
 def _since(owner: LeaseOwner) -> str:
