@@ -132,7 +132,8 @@ def test_a_node_that_does_not_see_the_folder_is_named(
     cluster: str, source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What a node without the file system finds: nothing.
-    monkeypatch.setattr(ray_runner, "write_atomic", lambda path, content: None)
+    real = ray_runner._run_on_worker
+    monkeypatch.setattr(ray_runner, "_run_on_worker", lambda job, path, task: real(job, f"{path}-elsewhere", task))
     with pytest.raises(WriteError, match=r"(?s)does not see the destination.*share"):
         rf.write(source, tmp_path / "p", runner="ray", shard_bytes=900, progress=False)
     assert not (tmp_path / "p").exists()

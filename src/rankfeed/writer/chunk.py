@@ -62,11 +62,11 @@ def chunks_of_samples(samples: Iterable[tuple[int, Any]], shard_bytes: int, noun
     limit = batch_bytes(shard_bytes)
     waiting: list[tuple[int, dict[str, Any]]] = []
     nbytes = 0
-    for number, sample in samples:
+    for index, sample in samples:
         if not isinstance(sample, dict):
-            raise _not_dicts([sample], f"{noun} {number}")
-        row = {name: _value(name, value, f"{noun} {number}") for name, value in sample.items()}
-        waiting.append((number, row))
+            raise _not_dicts([sample], f"{noun} {index}")
+        row = {name: _value(name, value, f"{noun} {index}") for name, value in sample.items()}
+        waiting.append((index, row))
         nbytes += sum(len(value) if isinstance(value, (bytes, str)) else value.nbytes for value in row.values())
         if len(waiting) == BATCH_ROWS or nbytes >= limit:
             yield _chunk_of_dicts(waiting, noun)
@@ -103,7 +103,7 @@ def _unstorable(error: ArgumentError, where: str) -> WriteError:
         f"cannot write a sample: {error.summary}",
         expected=error.expected,
         found=error.found,
-        where=", ".join(str(each) for each in (where, error.where) if each),
+        where=", ".join(str(place) for place in (where, error.where) if place),
         remedy=error.remedy or _REMEDY,
     )
 
@@ -115,21 +115,15 @@ def _chunk_of_dicts(numbered: list[tuple[int, dict[str, Any]]], noun: str) -> Ch
     except Mismatch as error:
         raise _unstorable(error, f"{noun} {numbered[error.row][0]}") from error
     except WriteError:
-        for number, sample in numbered:  # name the first sample that cannot be stored
-            chunk_of(Columns.from_samples([sample]), f"{noun} {number}")
+        for index, sample in numbered:  # name the first sample that cannot be stored
+            chunk_of(Columns.from_samples([sample]), f"{noun} {index}")
         raise
 
 
 def chunk_of(columns: Columns, where: str) -> Chunk:
     """Copy the columns of a batch, of any kind but objects, into memory."""
     if not columns.as_dicts:
-        values = columns.samples()
-        if not all(isinstance(value, dict) for value in values):
-            raise _not_dicts(values, where)
-        try:
-            columns = Columns.from_samples(values)
-        except ArgumentError as error:
-            raise _unstorable(error, where) from error
+        raise _not_dicts(columns.samples(), where)
     if not columns:
         raise WriteError("a sample has no fields", where=where)
     fields, stored = {}, {}

@@ -86,7 +86,7 @@ class WriteRequest:
         if not self.append:
             return bool(self.origin) and origins[0] == self.origin
         rows = self.origin.split(_LAYOUT_SEPARATOR)[0]
-        return any(each.split(_LAYOUT_SEPARATOR)[0] == rows for each in origins)
+        return any(origin.split(_LAYOUT_SEPARATOR)[0] == rows for origin in origins)
 
     def job(self, name: str, staging: Path, batch: int = 1) -> WriteJob:
         """The job for a source."""
@@ -190,8 +190,8 @@ class StagedWrite:
         """Write all rows; the staged shards in order."""
         request, given, parts = self.request, self.request.given, []
         if not isinstance(given, Source):
-            for number, chunk in enumerate(_shards_of_iterable(request)):
-                parts.append(write_part(self.staging, 0, number, chunk))
+            for index, chunk in enumerate(_shards_of_iterable(request)):
+                parts.append(write_part(self.staging, 0, index, chunk))
                 advance(chunk.rows)
             return parts
         # Records of an earlier run are used if they are certain to be of the same rows, and of the same partition.
@@ -309,11 +309,11 @@ def _compare(existing: PackedSource, request: WriteRequest, advance: Callable[[i
         return
     # Only the rows themselves identify this input.
     shards = existing.manifest.shards
-    for number, (chunk, shard) in enumerate(zip_longest(_shards_to_write(request), shards)):
+    for index, (chunk, shard) in enumerate(zip_longest(_shards_to_write(request), shards)):
         if chunk is None or shard is None or chunk.digest != shard.content:
             raise problem(
                 "the destination contains a dataset of other rows, or written with other arguments",
-                found=f"the first difference is in shard {number}",
+                found=f"the first difference is in shard {index}",
             )
         advance(chunk.rows)
 

@@ -52,10 +52,10 @@ def commit(
     """Publish staged shards that all have these fields, after the shards of ``base`` if rows are appended."""
     shards = [] if base is None else list(base.shards)
     taken = {shard.path for shard in shards}
-    number = len(shards)
+    index = len(shards)
     for part in parts:
-        while (name := SHARD_NAME.format(number)) in taken:
-            number += 1
+        while (name := SHARD_NAME.format(index)) in taken:
+            index += 1
         taken.add(name)
         shards.append(msgspec.structs.replace(part.shard, path=name))
     total = sum(shard.rows for shard in shards)
@@ -106,7 +106,7 @@ def _can_complete(staging: Path, journal: CommitJournal, step: Callable[[], obje
     places += [(staging / staged, shard) for staged, shard in zip(journal.staged, journal.new, strict=True)]
     for path, shard in places:
         step()
-        if not any(each.exists() and each.stat().st_size == shard.bytes for each in (path, dest / shard.path)):
+        if not any(place.exists() and place.stat().st_size == shard.bytes for place in (path, dest / shard.path)):
             return False
     return True
 

@@ -68,7 +68,7 @@ class SampleMap:
     def _calls(self, samples: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any, str]]:
         """First id, argument and description of each call."""
         if not self.batch:
-            yield from ((number, sample, f"sample {number}") for number, sample in samples)
+            yield from ((index, sample, f"sample {index}") for index, sample in samples)
             return
         remaining = iter(samples)
         while batch := list(islice(remaining, self.batch)):

@@ -3,11 +3,9 @@
 Several processes may write the same shard at once: one that was taken for dead, and the one that took its place.
 So a staged shard is named by the checksum of its rows: files of one name have the same bytes, whichever process
 wrote them.
-The record of a task has the job in its name.
 """
 
 import logging
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -39,6 +37,8 @@ from rankfeed.writer.chunk import Chunk, Fields
 _log = logging.getLogger("rankfeed")
 #: Files: the job whose parts are staged, and the journal of the commit. Directories: the lease, those of tasks.
 JOB_NAME, JOURNAL_NAME, _LEASE, TASKS = "job.json", "commit.json", "lease", "tasks"
+#: The record of a task: its number, and the name of its job.
+_TASK_NAME = "task-{:05d}-{}.json"
 #: About the bytes that a reader reads at once.
 _BLOCK_BYTES = 4 << 20
 #: Seconds between looks at a lease whose owner may be dead.
@@ -56,9 +56,8 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @decodable
 class TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A finished task of a job; without parts if the map function left no rows."""
+    """A finished task of the job in the file's name; without parts if the map function left no rows."""
 
-    job: str
     parts: list[Part]
 
 
@@ -149,7 +148,7 @@ def is_resumable(staging: Path) -> bool:
 def clear(staging: Path) -> None:
     """Remove everything that is staged."""
     # The job first, so that no leftover is taken for an unfinished write; the journal last.
-    for path in sorted(staging.iterdir(), key=lambda each: (each.name != JOB_NAME, each.name == JOURNAL_NAME)):
+    for path in sorted(staging.iterdir(), key=lambda entry: (entry.name != JOB_NAME, entry.name == JOURNAL_NAME)):
         if not path.is_dir():
             path.unlink(missing_ok=True)
         elif path.name != _LEASE:
@@ -205,15 +204,15 @@ def widened(staging: Path, part: Part, fields: Fields) -> Part:
 
 def write_task(staging: Path, task: int, job: str, parts: list[Part]) -> None:
     """Record that a task is finished; raises OSError."""
-    write_record(_task_path(staging, task, job), TaskRecord(job, parts))
+    write_record(staging / _TASK_NAME.format(task, job), TaskRecord(parts))
 
 
 def read_task(staging: Path, task: int, job: str) -> list[Part] | None:
     """The parts of a finished task of this job, whose bytes are not checked; None if it is not finished."""
     record = None
     with suppress(OSError):
-        record = read_record(_task_path(staging, task, job), TaskRecord)
-    if record is None or record.job != job:
+        record = read_record(staging / _TASK_NAME.format(task, job), TaskRecord)
+    if record is None:
         return None
     for part in record.parts:
         check_data_name(part.shard.path, staging)
@@ -228,17 +227,4 @@ def forget_part(staging: Path, part: Part) -> None:
 
 def finished_tasks(staging: Path, job: str) -> set[int]:
     """Numbers of the tasks of this job that have a record; raises OSError."""
-    suffix = f"-{_short(job)}.json"
-    return {
-        int(name.removeprefix("task-").removesuffix(suffix))
-        for name in os.listdir(staging)
-        if name.startswith("task-") and name.endswith(suffix)
-    }
-
-
-def _task_path(staging: Path, task: int, job: str) -> Path:
-    return staging / f"task-{task:05d}-{_short(job)}.json"
-
-
-def _short(job: str) -> str:
-    return digest_of(job.encode())[:16]
+    return {int(path.name.split("-")[1]) for path in staging.glob(f"task-*-{job}.json")}

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns.columns import Columns
-from rankfeed.errors import RankfeedError, WriteError
+from rankfeed.errors import WriteError
 from rankfeed.plan import Plan
 from rankfeed.sources import Source
 from rankfeed.writer.chunk import (
@@ -53,7 +53,7 @@ class WriteTask(NamedTuple):
 class WriteJob:
     """What a process needs to run a task."""
 
-    name: str  # records of other jobs are not used
+    name: str  # hexadecimal digits; records of other jobs are not used
     source: Source
     staging: Path
     shard_bytes: int
@@ -65,12 +65,12 @@ class WriteJob:
 
 def run_task(job: WriteJob, task: WriteTask) -> list[Part]:
     """Write the shards of a task, or find that this job has written them."""
-    found = read_task(job.staging, task.number, job.name)
-    if found is not None and all(is_intact(job.staging, part) for part in found):
-        return found
+    parts = read_task(job.staging, task.number, job.name)
+    if parts is not None and all(is_intact(job.staging, part) for part in parts):
+        return parts
     with convert_os_error("cannot write a shard", job.staging.parent):
         shards = enumerate(shards_of_task(job, task))
-        parts = [write_part(job.staging, task.number, number, shard) for number, shard in shards]
+        parts = [write_part(job.staging, task.number, index, shard) for index, shard in shards]
         write_task(job.staging, task.number, job.name, parts)
     return parts
 
@@ -81,8 +81,6 @@ def convert_os_error(summary: str, where: object, remedy: str | None = None) -> 
     try:
         yield
     except OSError as error:
-        if isinstance(error, RankfeedError):
-            raise
         raise WriteError(summary, found=error, where=where, remedy=remedy) from error
 
 
@@ -101,7 +99,7 @@ def partition(job: WriteJob) -> tuple[list[WriteTask], int]:
     # If the function leaves out most samples, the work is in reading: several tasks are better than one.
     row_bytes = max(1, written_bytes, read_bytes // 16)
     count = max(1, min(-(-size // unit), -(-size * row_bytes // job.shard_bytes)))
-    bounds = np.array([size * number // count for number in range(count + 1)], np.int64)
+    bounds = np.array([size * index // count for index in range(count + 1)], np.int64)
     if job.plan is None:
         bounds = align_to_blocks(bounds, np.asarray(job.source.blocks, np.int64))
         batch = min(BATCH_ROWS, batch_bytes(job.shard_bytes) // read_bytes)
@@ -110,7 +108,7 @@ def partition(job: WriteJob) -> tuple[list[WriteTask], int]:
         batch = job.shard_bytes // read_bytes
     bounds[1:-1] = bounds[1:-1] // unit * unit
     ranges = [(start, stop) for start, stop in pairwise(bounds.tolist()) if start < stop]
-    tasks = [WriteTask(number, start, stop) for number, (start, stop) in enumerate(ranges)]
+    tasks = [WriteTask(index, start, stop) for index, (start, stop) in enumerate(ranges)]
     return tasks, max(1, -(-batch // unit)) * unit
 
 
@@ -119,7 +117,7 @@ def _row_bytes(job: WriteJob, unit: int) -> tuple[int, int]:
     source, size, sample_map = job.source, len(job.source), job.sample_map
     probes = _PROBES if sample_map is None else max(1, _MAP_PROBES // unit)
     read = written = rows = 0
-    for first in sorted({size * number // probes // unit * unit for number in range(probes)}):
+    for first in sorted({size * index // probes // unit * unit for index in range(probes)}):
         ids = np.arange(first, min(first + unit, size), dtype=np.int64)
         rows += len(ids)
         if sample_map is None:
@@ -203,12 +201,10 @@ def chunks_of_iterable(samples: Iterable[Any], sample_map: SampleMap | None, sha
 
 def _read(samples: Iterable[Any]) -> Iterator[Any]:
     """The samples; an OSError of the input is not one of the output."""
-    number = 0
+    row = 0
     try:
         for sample in samples:
             yield sample
-            number += 1
+            row += 1
     except OSError as error:
-        if isinstance(error, RankfeedError):
-            raise
-        raise WriteError("cannot read the input", found=error, where=f"row {number}") from error
+        raise WriteError("cannot read the input", found=error, where=f"row {row}") from error

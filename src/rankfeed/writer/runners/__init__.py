@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from rankfeed.errors import WriteError, safe_str
+from rankfeed.errors import WriteError, describe_error
 from rankfeed.writer.staging import Part
 from rankfeed.writer.tasks import WriteJob, WriteTask
 
@@ -31,5 +31,5 @@ def picklable_error(error: Exception) -> Exception:
     try:
         str(pickle.loads(pickle.dumps(error)))  # noqa: S301
     except Exception:
-        return WriteError("writing failed", found=f"{type(error).__name__}: {safe_str(error)}")
+        return WriteError("writing failed", found=describe_error(error))
     return error

@@ -210,9 +210,9 @@ class RanksRunner(Runner):
         if owner is not None and not lease.is_expired(owner, self._stalls):
             return None
         hanging = [
-            each
-            for each in chain
-            if each.has_ended is False or (each.has_ended is None and each.token not in self._left)
+            holder
+            for holder in chain
+            if holder.has_ended is False or (holder.has_ended is None and holder.token not in self._left)
         ]
         if owner is not None and len(hanging) > 1:
             # The second one raises the error, unless it died on another host.
@@ -222,10 +222,10 @@ class RanksRunner(Runner):
             return None
         held = lease.acquire(owner, self._label, self._topology.local_rank)
         if held is not None and owner is not None:
-            what = "died" if owner.has_ended else f"made no progress for {self._stall_timeout:g} s"
-            what = f"is alive but {what}" if owner.has_ended is False else what
+            state = "died" if owner.has_ended else f"made no progress for {self._stall_timeout:g} s"
+            state = f"is alive but {state}" if owner.has_ended is False else state
             with suppress(RuntimeWarning):  # where warnings are errors
-                text = f"{owner.label} {what} (task {task.number}); reassigning its work"
+                text = f"{owner.label} {state} (task {task.number}); reassigning its work"
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
         return held
 

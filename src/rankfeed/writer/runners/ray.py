@@ -4,30 +4,27 @@ Ray restarts a task whose worker or node died. The first one may still be runnin
 it does no harm, since a task always writes the same bytes under the same names. No rows travel through Ray.
 """
 
+import os
 import pickle
-import secrets
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from rankfeed.errors import RankfeedError, WriteError, listed, safe_str
+from rankfeed.errors import WriteError, describe_error, listed
 from rankfeed.sources.extras import need
-from rankfeed.storage.commit import write_atomic
 from rankfeed.writer.runners import Runner, picklable_error
 from rankfeed.writer.staging import Part
 from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
 
 #: How often Ray restarts a task whose process or node died.
 _RETRIES = 5
-#: Seconds until a file of the driver is visible on another node.
+#: Seconds until a directory of the driver is visible on another node.
 _VISIBLE = 10.0
-_TOKEN_NAME = "ray-token"
 #: A cluster may have no cores for this many times the stall timeout: it may be starting nodes.
 _NO_CORES_FACTOR = 5
 
@@ -39,7 +36,6 @@ class RayRunner(Runner):
     workers: int | None  # tasks at once; None: one per core of the cluster
     stall_timeout: float  # seconds without a finished task after which it warns
     is_remote: bool = True
-    _token: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -52,17 +48,15 @@ class RayRunner(Runner):
             except Exception as error:
                 raise WriteError(
                     "cannot connect to a Ray cluster or start one",
-                    found=f"{type(error).__name__}: {safe_str(error)}",
+                    found=describe_error(error),
                     remedy="check RAY_ADDRESS and `ray status`, or call ray.init(...) before rankfeed.write",
                 ) from error
         try:
             yield
         except (ray.exceptions.RayError, ConnectionError) as error:
-            if isinstance(error, RankfeedError):
-                raise
             raise WriteError(
                 "lost the Ray cluster",
-                found=f"{type(error).__name__}: {safe_str(error)}",
+                found=describe_error(error),
                 remedy="start it and call write again, which continues where it stopped",
             ) from error
         finally:
@@ -71,13 +65,12 @@ class RayRunner(Runner):
 
     def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[tuple[WriteTask, list[Part]]]:
         ray = need("ray", extra="ray")
-        write_atomic(job.staging / _TOKEN_NAME, self._token.encode())
         try:
             pickled = ray.put(ray.cloudpickle.dumps(job))
         except Exception as error:
             raise WriteError(
                 "cannot pickle the source or the map function",
-                found=f"{type(error).__name__}: {safe_str(error)}",
+                found=describe_error(error),
                 remedy="open files and models inside the function, or define them in a module",
             ) from error
         remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(_run_on_worker)
@@ -88,7 +81,7 @@ class RayRunner(Runner):
             while True:
                 cores = self.workers or int(ray.cluster_resources().get("CPU", 1))
                 for task in islice(waiting, max(0, max(1, cores) - len(running))):
-                    running[remote.remote(pickled, str(job.staging), self._token, task)] = task
+                    running[remote.remote(pickled, str(job.staging), task)] = task
                 if not running:
                     return
                 # With a timeout, to see whether the cluster has grown.
@@ -150,16 +143,14 @@ def _result(ray: Any, done: Any, task: WriteTask) -> list[Part]:
     return result  # type: ignore[no-any-return]
 
 
-def _sees_token(staging: str, token: str) -> bool:
-    """Whether this node sees what the driver wrote."""
+def _is_visible(staging: str) -> bool:
+    """Whether this node sees the staging directory that the driver created."""
     deadline = time.monotonic() + _VISIBLE
-    while True:
-        with suppress(OSError):
-            if Path(staging, _TOKEN_NAME).read_text() == token:
-                return True
+    while not os.path.isdir(staging):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
+    return True
 
 
 @lru_cache(maxsize=1)
@@ -168,18 +159,18 @@ def _unpickled(job: bytes) -> WriteJob:
     return pickle.loads(job)  # type: ignore[no-any-return]  # noqa: S301  (of the driver)
 
 
-def _run_on_worker(job: bytes, staging: str, token: str, task: WriteTask) -> tuple[bool, Any]:
+def _run_on_worker(job: bytes, staging: str, task: WriteTask) -> tuple[bool, Any]:
     """Run a task on a worker of the cluster; errors are returned, so that they arrive unchanged."""
     import socket
 
     try:
-        if not _sees_token(staging, token):
+        if not _is_visible(staging):
             return False, WriteError(
                 "a node of the Ray cluster does not see the destination",
                 expected="a file system that all nodes share, under the same path",
-                where=f"{Path(staging).parent} on {socket.gethostname()}",
+                where=f"{os.path.dirname(staging)} on {socket.gethostname()}",
                 remedy='choose a shared directory, or use runner="local"',
             )
-        return True, run_task(replace(_unpickled(job), staging=Path(staging)), task)
+        return True, run_task(_unpickled(job), task)
     except Exception as error:
         return False, picklable_error(error)
