@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,67 +26,82 @@ _NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
+class _Rows:
+    """The rows of each graph in an attribute; attributes with the same rows share it, so that it is computed once.
+
+    Attributes:
+        lengths: int64 [graphs].
+        starts: int64 [graphs], first row of each graph in the stored tensor; by default, one after the other.
+    """
+
+    def __init__(self, lengths: Int64, starts: Int64 | None = None) -> None:
+        self.lengths = lengths
+        self.starts = self.offsets[:-1] if starts is None else starts
+
+    def take(self, ids: Int64) -> _Rows:
+        """The rows of some graphs."""
+        return _Rows(self.lengths[ids], self.starts[ids])
+
+    @cached_property
+    def offsets(self) -> Int64:
+        """First row of each graph in a batch of these graphs, and their total: int64 [graphs + 1], read-only."""
+        return starts_of(self.lengths)
+
+    @cached_property
+    def index(self) -> torch.Tensor:
+        """The rows of all graphs in the stored tensor: int64 [rows]."""
+        flat = np.repeat(self.starts - self.offsets[:-1], self.lengths)
+        flat += np.arange(len(flat))
+        return torch.from_numpy(flat)
+
+
 @dataclass(frozen=True, eq=False)
 class _Joined:
     """An attribute of the graphs of a batch, whose increments are not added yet."""
 
     name: str
     values: Any  # a tensor, or a list of texts; of ``num_nodes``, a list of ints
-    lengths: Int64  # of each graph
-    nodes: tuple[Int64, ...] = ()  # of each graph, in the stores that the values refer to (source, target)
-
-
-class _Offsets:
-    """Where the graphs of a batch begin in its attributes; computed once for those with the same lengths array."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Int64, Int64]] = {}  # holds the lengths too, so that their id stays theirs
-
-    def of(self, lengths: Int64) -> Int64:
-        """int64 [graphs + 1]; not to be modified."""
-        known = self._known.get(id(lengths))
-        if known is None:
-            known = self._known[id(lengths)] = lengths, starts_of(lengths)
-        return known[1]
+    rows: _Rows
+    nodes: tuple[_Rows, ...] = ()  # of each graph, in the stores that the values refer to (source, target)
 
 
 def _fill_store(
-    out: Any, attributes: Iterable[_Joined], nodes: Int64 | None, follow_batch: Collection[str], offsets: _Offsets
+    out: Any, attributes: Iterable[_Joined], nodes: _Rows | None, follow_batch: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write a store of a batch; its slices and increments. ``nodes`` of each graph for ``batch`` and ``ptr``."""
     slices: dict[str, Any] = {}
     increments: dict[str, Any] = {}
-    for each in attributes:
-        if each.name == "num_nodes":
-            out._num_nodes, out.num_nodes = each.values, sum(each.values)
+    for attr in attributes:
+        if attr.name == "num_nodes":
+            out._num_nodes, out.num_nodes = attr.values, sum(attr.values)
             continue
-        begins = torch.from_numpy(offsets.of(each.lengths))
-        increments[each.name] = _add_increments(each, offsets)
-        out[each.name], slices[each.name] = each.values, begins
-        if each.name in follow_batch:
-            out[f"{each.name}_batch"] = _graph_numbers(each.lengths)
-            out[f"{each.name}_ptr"] = begins.clone()
+        begins = torch.from_numpy(attr.rows.offsets)
+        increments[attr.name] = _add_increments(attr)
+        out[attr.name], slices[attr.name] = attr.values, begins
+        if attr.name in follow_batch:
+            out[f"{attr.name}_batch"] = _graph_numbers(attr.rows)
+            out[f"{attr.name}_ptr"] = begins.clone()
     if nodes is not None:
         out.batch = _graph_numbers(nodes)
-        out.ptr = torch.from_numpy(offsets.of(nodes).copy())
+        out.ptr = torch.from_numpy(nodes.offsets.copy())
     return slices, increments
 
 
-def _add_increments(each: _Joined, offsets: _Offsets) -> torch.Tensor | None:
+def _add_increments(attr: _Joined) -> torch.Tensor | None:
     """Add the number of nodes of earlier graphs to node numbers; what was added for each graph."""
-    if not isinstance(each.values, torch.Tensor):
+    if not isinstance(attr.values, torch.Tensor):
         return None
-    if not each.nodes:
-        return torch.zeros(len(each.lengths), dtype=torch.int64)
-    increments = [offsets.of(nodes)[:-1] for nodes in each.nodes]
-    for row, increment in zip(each.values if len(increments) > 1 else [each.values], increments, strict=True):
-        row += torch.from_numpy(np.repeat(increment, each.lengths)).to(row.dtype)
+    if not attr.nodes:
+        return torch.zeros(len(attr.rows.lengths), dtype=torch.int64)
+    increments = [nodes.offsets[:-1] for nodes in attr.nodes]
+    for row, increment in zip(attr.values if len(increments) > 1 else [attr.values], increments, strict=True):
+        row += torch.from_numpy(np.repeat(increment, attr.rows.lengths)).to(row.dtype)
     return torch.from_numpy(increments[0] if len(increments) == 1 else np.stack(increments, axis=1)[:, :, None])
 
 
-def _graph_numbers(lengths: Int64) -> torch.Tensor:
+def _graph_numbers(rows: _Rows) -> torch.Tensor:
     """The graph of the batch that each row belongs to: int64 [rows]."""
-    return torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
+    return torch.from_numpy(np.repeat(np.arange(len(rows.lengths)), rows.lengths))
 
 
 def join_graphs(
@@ -99,7 +114,7 @@ def join_graphs(
         return None
     stored = [graph.stores[0]._mapping for graph in graphs]
     names = list(stored[0])
-    if any(list(each) != names for each in stored):
+    if any(list(mapping) != names for mapping in stored):
         return None
     nodes = _node_counts(stored)
     has_batch = graphs[0].stores[0].can_infer_num_nodes
@@ -108,53 +123,52 @@ def join_graphs(
     attributes = []
     for name in names:
         if name not in exclude_keys and name != "ptr":
-            joined = _join_attribute(name, [each[name] for each in stored], nodes)
+            joined = _join_attribute(name, [mapping[name] for mapping in stored], nodes)
             if joined is None:
                 return None
             attributes.append(joined)
     batch = copy.copy(empty)
-    slices, increments = _fill_store(
-        batch.stores[0], attributes, nodes if has_batch else None, follow_batch, _Offsets()
-    )
+    slices, increments = _fill_store(batch.stores[0], attributes, nodes if has_batch else None, follow_batch)
     batch._num_graphs, batch._slice_dict, batch._inc_dict = len(graphs), slices, increments
     return batch
 
 
-def _join_attribute(name: str, values: list[Any], nodes: Int64 | None) -> _Joined | None:
+def _join_attribute(name: str, values: list[Any], nodes: _Rows | None) -> _Joined | None:
     """Values of all graphs; None if they are not plain."""
-    first, ones = values[0], np.ones(len(values), np.int64)
+    first, ones = values[0], _Rows(np.ones(len(values), np.int64))
     if name == "num_nodes" or isinstance(first, str):
-        is_plain = name == "num_nodes" or all(type(each) is str for each in values)
+        is_plain = name == "num_nodes" or all(type(value) is str for value in values)
         return _Joined(name, values, ones) if is_plain else None
     is_index = "index" in name or name == "face"
     if isinstance(first, (int, float)):
         return _Joined(name, torch.tensor(values), ones) if not is_index else None
-    if "batch" in name or not all(_is_plain_tensor(each) for each in values):
+    if "batch" in name or not all(_is_plain_tensor(value) for value in values):
         return None
     if first.dim() == 0:
         return _Joined(name, torch.stack(values), ones) if not is_index else None
-    if any(each.dim() != first.dim() for each in values):
+    if any(value.dim() != first.dim() for value in values):
         return None  # PyG has an error for it
     dim = -1 if is_index else 0
-    lengths = np.array([each.size(dim) for each in values], np.int64)
+    rows = _Rows(np.array([value.size(dim) for value in values], np.int64))
     if not is_index:
-        return _Joined(name, torch.cat(values, dim=dim), lengths)
-    if nodes is None or first.dtype not in _INDEX_DTYPES or any(each.dtype != first.dtype for each in values):
+        return _Joined(name, torch.cat(values, dim=dim), rows)
+    if nodes is None or first.dtype not in _INDEX_DTYPES or any(value.dtype != first.dtype for value in values):
         return None
-    return _Joined(name, torch.cat(values, dim=dim), lengths, (nodes,))
+    return _Joined(name, torch.cat(values, dim=dim), rows, (nodes,))
 
 
-def _node_counts(stored: Sequence[dict[str, Any]]) -> Int64 | None:
+def _node_counts(stored: Sequence[dict[str, Any]]) -> _Rows | None:
     """Nodes of each graph, by PyG's rules; None if PyG would guess."""
     first = stored[0]
     if "num_nodes" in first:
-        counts = [each["num_nodes"] for each in stored]
-        return np.array(counts, np.int64) if all(type(each) is int and each >= 0 for each in counts) else None
+        counts = [mapping["num_nodes"] for mapping in stored]
+        are_counts = all(type(count) is int and count >= 0 for count in counts)
+        return _Rows(np.array(counts, np.int64)) if are_counts else None
     for name in _node_names(first):
-        if all(type(each[name]) is torch.Tensor and each[name].dim() > 0 for each in stored):
+        if all(type(mapping[name]) is torch.Tensor and mapping[name].dim() > 0 for mapping in stored):
             dim = -1 if "index" in name else 0
-            return np.array([each[name].size(dim) for each in stored], np.int64)
-        has_tensors = any(isinstance(each[name], torch.Tensor) for each in stored)
+            return _Rows(np.array([mapping[name].size(dim) for mapping in stored], np.int64))
+        has_tensors = any(isinstance(mapping[name], torch.Tensor) for mapping in stored)
         if has_tensors or not isinstance(first[name], (str, list)):
             return None
     return None
@@ -171,8 +185,7 @@ class _Attribute:
 
     name: str
     values: Any
-    starts: Int64  # of each graph along ``dim``; equal starts are one array
-    lengths: Int64
+    rows: _Rows  # along ``dim``
     dim: int = 0
     node_stores: tuple[Any, ...] = ()  # keys of the stores whose nodes it refers to (source and target)
 
@@ -183,25 +196,25 @@ class _Store:
 
     key: Any
     attributes: list[_Attribute] = field(default_factory=list)
-    num_nodes: Int64 | None = None  # if the graphs have this attribute
+    num_nodes: _Rows | None = None  # if the graphs have this attribute
     has_batch: bool = False  # whether a batch gets ``batch`` and ``ptr``
 
     @property
-    def nodes(self) -> Int64 | None:
-        """Number of nodes of each graph; None if it could only be guessed."""
+    def nodes(self) -> _Rows | None:
+        """The nodes of each graph; None if their number could only be guessed."""
         if self.num_nodes is not None:
             return self.num_nodes
-        lengths = {each.name: each.lengths for each in self.attributes if isinstance(each.values, torch.Tensor)}
-        return next((lengths[name] for name in _node_names(lengths)), None)
+        rows = {attr.name: attr.rows for attr in self.attributes if isinstance(attr.values, torch.Tensor)}
+        return next((rows[name] for name in _node_names(rows)), None)
 
 
 class GraphLayout:
     """Where each attribute of each graph is stored; made by `GraphLayout.of`."""
 
-    def __init__(self, data: Any, stores: list[_Store]) -> None:
+    def __init__(self, data: Any, stores: list[_Store], rows: list[_Rows]) -> None:
         from torch_geometric.data import Batch
 
-        self._stores = stores
+        self._stores, self._rows = stores, rows
         self._nodes = {store.key: store.nodes for store in stores}
         # Copying an empty batch or graph is faster than making one.
         self._empty_batch = Batch(_base_cls=type(data)).stores_as(data)
@@ -212,97 +225,82 @@ class GraphLayout:
         """The layout of ``size`` graphs; None if not all attributes are plain tensors, numbers and texts."""
         if not _is_plain_class(type(data)) or not isinstance(slices, dict) or size < 2:
             return None
-        spans: list[tuple[Int64, Int64]] = []
+        rows: list[_Rows] = []
         stores: list[_Store] = []
         for store in data.stores:
-            found = _store_of(data, store, slices, size, spans)
-            if found is None:
+            target = _store_of(data, store, slices, size, rows)
+            if target is None:
                 return None
-            stores.append(found)
-        layout = cls(data, stores)
+            stores.append(target)
+        layout = cls(data, stores, rows)
         first = layout.graph(0)
-        for found, store in zip(stores, first.stores, strict=True):
-            found.has_batch = hasattr(store, "can_infer_num_nodes") and store.can_infer_num_nodes
-            if found.has_batch and found.nodes is None:
+        for target, store in zip(stores, first.stores, strict=True):
+            target.has_batch = hasattr(store, "can_infer_num_nodes") and store.can_infer_num_nodes
+            if target.has_batch and target.nodes is None:
                 return None
-            if any(layout._nodes.get(key) is None for each in found.attributes for key in each.node_stores):
+            if any(layout._nodes.get(key) is None for attr in target.attributes for key in attr.node_stores):
                 return None
         return layout
 
-    def graph(self, number: int) -> Any:
+    def graph(self, index: int) -> Any:
         """One graph, as ``InMemoryDataset.get`` returns it: its tensors are views."""
         data = copy.copy(self._empty_graph)
         for store, out in zip(self._stores, data.stores, strict=True):
             mapping = out._mapping  # setting attributes one by one is slow
-            for each in store.attributes:
-                if isinstance(each.values, torch.Tensor):
-                    start, length = each.starts.item(number), each.lengths.item(number)
-                    mapping[each.name] = each.values.narrow(each.dim, start, length)
+            for attr in store.attributes:
+                if isinstance(attr.values, torch.Tensor):
+                    start, length = attr.rows.starts.item(index), attr.rows.lengths.item(index)
+                    mapping[attr.name] = attr.values.narrow(attr.dim, start, length)
                 else:
-                    mapping[each.name] = each.values[number]
+                    mapping[attr.name] = attr.values[index]
             if store.num_nodes is not None:
-                out.num_nodes = int(store.num_nodes[number])
+                out.num_nodes = int(store.num_nodes.lengths[index])
         return data
 
     def collate(self, ids: Int64, follow_batch: Collection[str] = (), exclude_keys: Collection[str] = ()) -> Any:
         """A ``Batch`` equal to ``Batch.from_data_list`` of the graphs ``ids`` (int64)."""
         batch = copy.copy(self._empty_batch)
-        chosen: dict[int, Int64] = {}  # of attributes with the same starts, the same array
-
-        def of_ids(lengths: Int64) -> Int64:
-            if (found := chosen.get(id(lengths))) is None:
-                found = chosen[id(lengths)] = lengths[ids]
-            return found
-
-        nodes = {key: None if counts is None else of_ids(counts) for key, counts in self._nodes.items()}
-        rows: dict[int, torch.Tensor] = {}
-        offsets = _Offsets()
+        rows = {stored: stored.take(ids) for stored in self._rows}
+        nodes = {key: None if stored is None else rows[stored] for key, stored in self._nodes.items()}
         batch._slice_dict, batch._inc_dict = {}, {}
         for store, out in zip(self._stores, batch.stores, strict=True):
             attributes = [
                 _Joined(
-                    each.name,
-                    _gather(each, ids, of_ids(each.lengths), offsets, rows),
-                    of_ids(each.lengths),
-                    tuple(counts for key in each.node_stores if (counts := nodes[key]) is not None),
+                    attr.name,
+                    _gather(attr, ids, rows[attr.rows]),
+                    rows[attr.rows],
+                    tuple(counts for key in attr.node_stores if (counts := nodes[key]) is not None),
                 )
-                for each in store.attributes
-                if each.name not in exclude_keys and each.name != "ptr"
+                for attr in store.attributes
+                if attr.name not in exclude_keys and attr.name != "ptr"
             ]
             if store.num_nodes is not None and "num_nodes" not in exclude_keys:
-                attributes.append(_Joined("num_nodes", store.num_nodes[ids].tolist(), ids))
-            counts = nodes[store.key] if store.has_batch else None
-            filled = _fill_store(out, attributes, counts, follow_batch, offsets)
-            for entries, found in zip((batch._slice_dict, batch._inc_dict), filled, strict=True):
+                counts = rows[store.num_nodes]
+                attributes.append(_Joined("num_nodes", counts.lengths.tolist(), counts))
+            filled = _fill_store(out, attributes, nodes[store.key] if store.has_batch else None, follow_batch)
+            for entries, filled_entries in zip((batch._slice_dict, batch._inc_dict), filled, strict=True):
                 if store.key is None:
-                    entries.update(found)
-                elif found:
-                    entries[store.key] = found
+                    entries.update(filled_entries)
+                elif filled_entries:
+                    entries[store.key] = filled_entries
         batch._num_graphs = len(ids)
         return batch
 
 
-def _gather(each: _Attribute, ids: Int64, lengths: Int64, offsets: _Offsets, rows: dict[int, torch.Tensor]) -> Any:
-    """The values of some graphs; ``rows`` keeps the indices that attributes with the same starts share."""
-    values, dim = each.values, each.dim
+def _gather(attr: _Attribute, ids: Int64, rows: _Rows) -> Any:
+    """The values of some graphs."""
+    values, dim = attr.values, attr.dim
     if not isinstance(values, torch.Tensor):
-        return [values[number] for number in ids.tolist()]
+        return [values[index] for index in ids.tolist()]
     row_bytes = values.nbytes // max(1, values.size(dim))
-    if int(lengths.sum()) * row_bytes >= _LARGE_GRAPH * len(lengths):
-        slices = zip(each.starts[ids].tolist(), lengths.tolist(), strict=True)
+    if int(rows.offsets[-1]) * row_bytes >= _LARGE_GRAPH * len(ids):
+        slices = zip(rows.starts.tolist(), rows.lengths.tolist(), strict=True)
         return torch.cat([values.narrow(dim, start, length) for start, length in slices], dim=dim)
-    index = rows.get(id(each.starts))
-    if index is None:
-        found = np.repeat(each.starts[ids] - offsets.of(lengths)[:-1], lengths)
-        found += np.arange(len(found))
-        index = rows[id(each.starts)] = torch.from_numpy(found)
-    return values.index_select(dim, index)
+    return values.index_select(dim, rows.index)
 
 
-def _store_of(
-    data: Any, store: Any, slices: dict[Any, Any], size: int, spans: list[tuple[Int64, Int64]]
-) -> _Store | None:
-    """The attributes of a store; None if one of them is not plain."""
+def _store_of(data: Any, store: Any, slices: dict[Any, Any], size: int, all_rows: list[_Rows]) -> _Store | None:
+    """The attributes of a store; None if one of them is not plain. ``all_rows`` are those of all attributes."""
     from torch_geometric.data.storage import EdgeStorage
 
     key = store._key
@@ -310,35 +308,35 @@ def _store_of(
     own_slices = (
         slices.get(key, {}) if key is not None else {name: slices[name] for name in slices if name in store}
     )
-    found = _Store(key)
+    result = _Store(key)
     for name, cuts in own_slices.items():
         values = store.get(name)
-        span = _span_of(cuts, size, spans)
-        if not isinstance(name, str) or name == "num_nodes" or span is None:
+        rows = _rows_of(cuts, size, all_rows)
+        if not isinstance(name, str) or name == "num_nodes" or rows is None:
             return None
-        starts, lengths = span
         if isinstance(values, list):
-            if not all(type(each) is str for each in values) or lengths.tolist() != [1] * len(values):
+            if not all(type(value) is str for value in values) or rows.lengths.tolist() != [1] * len(values):
                 return None
-            found.attributes.append(_Attribute(name, values, starts, lengths))
+            result.attributes.append(_Attribute(name, values, rows))
             continue
         if not _is_plain_tensor(values) or values.dim() == 0 or "batch" in name:
             return None
         dim = data.__cat_dim__(name, values, store) % values.dim()
-        if int((starts + lengths).max()) > values.size(dim):
+        if int((rows.starts + rows.lengths).max()) > values.size(dim):
             return None
         node_stores = _node_stores(key, name, is_edges)
         if node_stores and (values.dtype not in _INDEX_DTYPES or values.dim() > 2):
             return None
         if len(node_stores) > 1 and (values.dim() != 2 or values.size(0) != 2):
             return None
-        found.attributes.append(_Attribute(name, values, starts, lengths, dim, node_stores))
+        result.attributes.append(_Attribute(name, values, rows, dim, node_stores))
     if "_num_nodes" in store.__dict__:
         counts = store.__dict__["_num_nodes"]
-        if len(counts) != size or not all(type(each) is int and each >= 0 for each in counts):
+        if len(counts) != size or not all(type(value) is int and value >= 0 for value in counts):
             return None
-        found.num_nodes = np.array(counts, np.int64)
-    return found
+        result.num_nodes = _Rows(np.array(counts, np.int64))
+        all_rows.append(result.num_nodes)
+    return result
 
 
 def _node_stores(key: Any, name: str, is_edges: bool) -> tuple[Any, ...]:
@@ -348,19 +346,19 @@ def _node_stores(key: Any, name: str, is_edges: bool) -> tuple[Any, ...]:
     return (key[0], key[-1]) if is_edges and "index" in name else ()
 
 
-def _span_of(cuts: Any, size: int, spans: list[tuple[Int64, Int64]]) -> tuple[Int64, Int64] | None:
-    """Start and length of each graph; attributes with equal slices share them."""
+def _rows_of(cuts: Any, size: int, all_rows: list[_Rows]) -> _Rows | None:
+    """The rows of each graph; attributes with equal slices share them."""
     if type(cuts) is not torch.Tensor or cuts.dim() != 1 or len(cuts) != size + 1 or cuts.is_floating_point():
         return None
     edges = cuts.numpy().astype(np.int64, copy=False)
     lengths = np.diff(edges)
     if edges[0] < 0 or lengths.min() < 0:
         return None
-    for span in spans:
-        if np.array_equal(span[0], edges[:-1]) and np.array_equal(span[1], lengths):
-            return span
-    spans.append((edges[:-1], lengths))
-    return spans[-1]
+    for rows in all_rows:
+        if np.array_equal(rows.starts, edges[:-1]) and np.array_equal(rows.lengths, lengths):
+            return rows
+    all_rows.append(_Rows(lengths, edges[:-1]))
+    return all_rows[-1]
 
 
 def _is_plain_class(kind: type) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rankfeed.errors import RankfeedError, SourceError
+from rankfeed.errors import SourceError, describe_error
 from rankfeed.sources.pyg.batch import GraphLayout
 from rankfeed.sources.source import Int64
 from rankfeed.storage.checksum import digest_of
@@ -70,7 +70,7 @@ class GraphReader:
         if not isinstance(self.dataset, (list, tuple)):
             return None
         numbers = np.unique(np.linspace(0, len(self) - 1, _SAMPLES, dtype=np.int64))
-        graphs = [self.dataset[number] for number in numbers.tolist()]
+        graphs = [self.dataset[index] for index in numbers.tolist()]
         if not all(isinstance(graph, BaseData) for graph in graphs):
             return None
         return [piece for graph in graphs for piece in _describe_graphs(graph)]
@@ -98,20 +98,20 @@ class InMemoryReader(GraphReader):
             return Graphs(self._layout, numbers)
         cut_out = self._cut_out if self._layout is None else self._layout.graph
         graphs = []
-        for number in numbers.tolist():
-            graph = _call(cut_out, number, number)
-            graphs.append(graph if transform is None else _call(transform, graph, number))
+        for index in numbers.tolist():
+            graph = _call(cut_out, index, index)
+            graphs.append(graph if transform is None else _call(transform, graph, index))
         return graphs
 
-    def _cut_out(self, number: int) -> Any:
+    def _cut_out(self, index: int) -> Any:
         # Not dataset.get(), which keeps every graph that it cuts out.
         stored = self.dataset
         cached = stored._data_list
-        if stored.len() == 1 or (cached is not None and cached[number] is not None):
-            return stored.get(number)
+        if stored.len() == 1 or (cached is not None and cached[index] is not None):
+            return stored.get(index)
         from torch_geometric.data.separate import separate
 
-        return separate(type(stored._data), stored._data, number, stored.slices, decrement=False)
+        return separate(type(stored._data), stored._data, index, stored.slices, decrement=False)
 
     def identity(self) -> list[bytes] | None:
         stored = self.dataset
@@ -229,9 +229,9 @@ def compose(indices: Int64 | None, subset: Any, length: int) -> Int64 | None:
 def _cache_is_unchanged(dataset: Any, layout: GraphLayout) -> bool:
     """Whether the graphs that the dataset caches as objects still equal the stored ones."""
     cached = dataset._data_list or ()
-    numbers = [number for number, graph in enumerate(cached) if graph is not None]
-    some = numbers[:: max(1, len(numbers) // _COMPARED)]
-    return all(_is_same(layout.graph(number).to_dict(), cached[number].to_dict()) for number in some)
+    indices = [index for index, graph in enumerate(cached) if graph is not None]
+    compared = indices[:: max(1, len(indices) // _COMPARED)]
+    return all(_is_same(layout.graph(index).to_dict(), cached[index].to_dict()) for index in compared)
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -266,9 +266,8 @@ def _call(function: Any, argument: Any, where: str | int) -> Any:
     try:
         return function(argument)
     except (Exception, SystemExit) as error:
-        message = error.summary if isinstance(error, RankfeedError) else str(error)
-        found, where = f"{type(error).__name__}: {message}", where if isinstance(where, str) else f"graph {where}"
-        raise SourceError("the dataset raised", found=found, where=where) from error
+        where = where if isinstance(where, str) else f"graph {where}"
+        raise SourceError("the dataset raised", found=describe_error(error), where=where) from error
 
 
 def _describe_graphs(data: Any) -> Iterator[bytes]:
@@ -280,12 +279,12 @@ def _describe(name: str, value: Any, *, complete: bool = False) -> Iterator[byte
     """Names, types, shapes and samples of the content of a value, for a fingerprint; or its complete content."""
     facts = f"{name} {type(value).__name__}"
     if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _describe(f"{name}.{key}", each, complete=complete)
+        for key, item in value.items():
+            yield from _describe(f"{name}.{key}", item, complete=complete)
     elif isinstance(value, (list, tuple)):
         facts += f" {len(value)}"
-        for number, each in enumerate(value[:: max(1, len(value) // _SAMPLES)]):
-            yield from _describe(f"{name}.{number}", each, complete=complete)
+        for index, item in enumerate(value[:: max(1, len(value) // _SAMPLES)]):
+            yield from _describe(f"{name}.{index}", item, complete=complete)
     elif type(value) is torch.Tensor and value.layout is torch.strided and not value.is_nested:
         flat = value.detach().reshape(-1).cpu().view(torch.uint8).numpy() if value.numel() else np.empty(0, "u1")
         pieces = [flat.data]

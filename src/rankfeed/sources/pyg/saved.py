@@ -110,8 +110,8 @@ def _load(path: str, allow_pickle: bool) -> Any:
                 where=path,
                 remedy="if you trust it: open(..., allow_pickle=True), or rankfeed.from_dataset(your_dataset)",
             ) from None
-        found = f"{type(error).__name__}: {message[:160]}"
-        raise CorruptError("the file is damaged", found=found, where=path) from error
+        problem = f"{type(error).__name__}: {message[:160]}"
+        raise CorruptError("the file is damaged", found=problem, where=path) from error
 
 
 def _check_slices(data: Any, slices: dict[Any, Any] | None) -> None:
