@@ -35,7 +35,7 @@ class ChunkGroups(Sequence[Group]):
         order = self.part.astype(np.uint16 if len(self.numbers) < 2**16 else np.int32).argsort(kind="stable")
         ends = np.cumsum(np.bincount(self.part, minlength=len(self.numbers))).tolist()
         rows, places = self.rows[order], zip([0, *ends], ends, strict=False)
-        return [(number, rows[a:b], order[a:b]) for number, (a, b) in zip(self.numbers, places, strict=True)]
+        return [(chunk, rows[a:b], order[a:b]) for chunk, (a, b) in zip(self.numbers, places, strict=True)]
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -65,11 +65,11 @@ def by_chunk(ids: Int64, starts: Int64) -> ChunkGroups:
         return ChunkGroups([0], ids, None)
     chunk, rows = _find_chunks(ids, starts)
     if not len(ids) or (chunk == chunk[0]).all():
-        number = int(chunk[0] if len(ids) else np.argmax(starts[1:] > 0))
-        return ChunkGroups([number], rows, None)
+        only = int(chunk[0] if len(ids) else np.argmax(starts[1:] > 0))
+        return ChunkGroups([only], rows, None)
     if len(starts) > 8 * len(ids):
-        found, part = np.unique(chunk, return_inverse=True)
-        return ChunkGroups(found.tolist(), rows, part.astype(np.int32))
+        distinct, part = np.unique(chunk, return_inverse=True)
+        return ChunkGroups(distinct.tolist(), rows, part.astype(np.int32))
     used = np.bincount(chunk, minlength=len(starts)) > 0  # no sort
     numbers = np.flatnonzero(used)
     if numbers[-1] >= len(numbers):  # some chunk before it has no row
@@ -85,6 +85,6 @@ def _find_chunks(ids: Int64, starts: Int64) -> tuple[Int32, Int64]:
         return chunk, ids - starts[chunk]
     ids, starts = np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(starts, np.int64)
     chunk, rows = np.empty(len(ids), np.int32), np.empty_like(ids)
-    found = address_of(chunk), address_of(rows)
-    library.rankfeed_find_chunks(address_of(ids), len(ids), address_of(starts), len(starts) - 1, *found)
+    outputs = address_of(chunk), address_of(rows)
+    library.rankfeed_find_chunks(address_of(ids), len(ids), address_of(starts), len(starts) - 1, *outputs)
     return chunk, rows

@@ -234,9 +234,9 @@ class Bytes(Segmented):
         if self.field.kind == "bytes":
             return self.pointers.content(copies)
         texts = []
-        for row, each in enumerate(self.pointers.content()):
+        for row, content in enumerate(self.pointers.content()):
             try:
-                texts.append(each.decode())
+                texts.append(content.decode())
             except UnicodeDecodeError as error:
                 raise CorruptError(
                     "text is damaged",
@@ -299,7 +299,7 @@ class ColumnBuffer:
     def nbytes(self) -> int:
         """Bytes of memory."""
         values = 0 if self.borrowed or self.decode is not None else int(self.values.nbytes)
-        others = sum(int(each.nbytes) for each in (self.offsets, self.index) if each is not None)
+        others = sum(int(array.nbytes) for array in (self.offsets, self.index) if array is not None)
         return values + others + self.extra_bytes
 
     @property
@@ -438,9 +438,10 @@ class Columns(Mapping[str, Column]):
         first = Branch(dict, samples[0])
         for row, sample in enumerate(samples):
             check_keys(first, sample.keys(), (), row)
-        known = fields or {}
+        declared = fields or {}
         columns = {
-            name: make_column(name, [each[name] for each in samples], known.get(name)) for name in samples[0]
+            name: make_column(name, [sample[name] for sample in samples], declared.get(name))
+            for name in samples[0]
         }
         return cls(columns, len(samples))
 
@@ -460,8 +461,8 @@ class Columns(Mapping[str, Column]):
     @property
     def num_files(self) -> int:
         """Number of files that the rows point into, which stay open meanwhile."""
-        pointed = [each.pointers for each in self._columns.values() if isinstance(each, PointedColumn)]
-        return len({descriptor for each in pointed for descriptor in each.descriptors})
+        pointed = [column.pointers for column in self._columns.values() if isinstance(column, PointedColumn)]
+        return len({descriptor for pointers in pointed for descriptor in pointers.descriptors})
 
     def advise(self, *, drop: bool = False) -> int:
         """Let the kernel read the rows' files soon, or ``drop`` their pages from its cache; returns the bytes.
@@ -495,9 +496,9 @@ def _column_of_arrays(values: Sequence[Any]) -> Column | None:
     dtype = values[0].dtype if type(values[0]) is np.ndarray else None
     if dtype is None or not dtype.isnative or dtype.kind not in "biuf" or dtype.itemsize > 8:
         return None
-    if any(type(each) is not np.ndarray or each.dtype != dtype for each in values):
+    if any(type(value) is not np.ndarray or value.dtype != dtype for value in values):
         return None
-    shapes = {each.shape for each in values}
+    shapes = {value.shape for value in values}
     if len(shapes) == 1:
         return Dense.of(np.stack(values))
     return Ragged.of(values) if () not in shapes and len({shape[1:] for shape in shapes}) == 1 else None
@@ -508,12 +509,12 @@ def make_column(name: str, values: Sequence[Any], field: Field | None = None) ->
     if field is None and (column := _column_of_arrays(values)) is not None:
         return column
     if field is None or (field.kind in ("dense", "ragged") and not field.dtype):
-        known = None if field is None else {name: field}
-        found = flat_fields(resolve_dtypes(infer_layout([{name: value} for value in values], known)))
-        if found is None:
+        declared = None if field is None else {name: field}
+        inferred = flat_fields(resolve_dtypes(infer_layout([{name: value} for value in values], declared)))
+        if inferred is None:
             as_array(name, values[0])  # raises a more precise error for most values
             raise ArgumentError(f"{name!r} is not a number, string, bytes or numeric array")
-        field = found[name]
+        field = inferred[name]
     rows: Any = fit_values(values, leaf_of_field(field), (name,))
     if field.kind == "object":
         return Objects(rows)

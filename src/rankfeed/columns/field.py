@@ -52,17 +52,17 @@ class Field:
         if spec in ("bytes", "str", "object"):
             return cls(spec)  # type: ignore[arg-type]
         given: object = spec
-        found = _SPEC.fullmatch(given) if isinstance(given, str) else None
+        match = _SPEC.fullmatch(given) if isinstance(given, str) else None
         dtype = np.dtype(object)
         with suppress(TypeError):
-            dtype = np.dtype(found["dtype"] if found else object)
-        if found is None or dtype.kind not in "biufc" or dtype.itemsize > 8 << (dtype.kind == "c"):
+            dtype = np.dtype(match["dtype"] if match else object)
+        if match is None or dtype.kind not in "biufc" or dtype.itemsize > 8 << (dtype.kind == "c"):
             raise ArgumentError(
                 "invalid type of a field",
                 expected='"int64", "float32[3, 32]", "float32[*, 64]" (a first dimension that differs), "str"',
                 found=repr(spec),
             )
-        dims = [dim.strip() for dim in (found["dims"] or "").split(",") if dim.strip()]
+        dims = [dim.strip() for dim in (match["dims"] or "").split(",") if dim.strip()]
         ragged = dims[:1] == ["*"]
         return cls("ragged" if ragged else "dense", dtype.name, tuple(map(int, dims[ragged:])))
 

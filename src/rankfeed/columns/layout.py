@@ -97,7 +97,7 @@ def parse_layout(fields: Any) -> Layout:
         return leaf_of_field(Field.of(fields))
     try:
         if isinstance(fields, Mapping) and fields:
-            return Branch(dict, {name: parse_layout(each) for name, each in fields.items()})
+            return Branch(dict, {name: parse_layout(field) for name, field in fields.items()})
         if isinstance(fields, (tuple, list)) and fields:
             return Branch(type(fields), dict(enumerate(map(parse_layout, fields))))
     except RecursionError:  # a container that contains itself
@@ -114,8 +114,8 @@ def flat_fields(layout: Layout) -> dict[str, Field] | None:
     if isinstance(layout, Leaf) or layout.kind is not dict:
         return None
     parts = layout.parts.items()
-    found = {name: part.field for name, part in parts if isinstance(part, Leaf) and part.how in ("tensor", "text")}
-    return found if len(found) == len(parts) else None
+    flat = {name: part.field for name, part in parts if isinstance(part, Leaf) and part.how in ("tensor", "text")}
+    return flat if len(flat) == len(parts) else None
 
 
 def leaves(layout: Layout, path: Path = ()) -> Iterable[tuple[Path, Leaf]]:
@@ -127,14 +127,14 @@ def leaves(layout: Layout, path: Path = ()) -> Iterable[tuple[Path, Leaf]]:
         yield from leaves(part, (*path, key))
 
 
-def describe_sample(value: Any, known: Fields | None = None, path: Path = (), *, in_dict: bool = False) -> Layout:
+def describe_sample(value: Any, fields: Fields | None = None, path: Path = (), *, in_dict: bool = False) -> Layout:
     """The layout of a sample, or of a value in it; in a dict, a tuple of numbers is an array, as a list is."""
-    known = known or {}
-    declared = known.get(dotted_name(path)) if path else None
-    if declared is not None and declared.kind == "object":
-        return Leaf(declared, "list")
+    fields = fields or {}
+    own = fields.get(dotted_name(path)) if path else None
+    if own is not None and own.kind == "object":
+        return Leaf(own, "list")
     if isinstance(value, Mapping):
-        parts = {key: describe_sample(each, known, (*path, key), in_dict=True) for key, each in value.items()}
+        parts = {key: describe_sample(part, fields, (*path, key), in_dict=True) for key, part in value.items()}
         return Branch(dict, parts)
     if isinstance(value, (bytes, str)):
         return Leaf(Field("bytes" if isinstance(value, bytes) else "str"), "text")
@@ -156,10 +156,10 @@ def describe_sample(value: Any, known: Fields | None = None, path: Path = (), *,
                 return Leaf(Field("object"), "torch")
     if is_branch:
         kind = type(value) if hasattr(value, "_fields") or type(value) in (list, tuple) else tuple
-        return Branch(kind, {at: describe_sample(each, known, (*path, at)) for at, each in enumerate(value)})
+        return Branch(kind, {at: describe_sample(part, fields, (*path, at)) for at, part in enumerate(value)})
     if isinstance(value, list):
         return Leaf(Field("ragged", array.dtype.name if array.size else "", array.shape[1:]))
-    if array.ndim and declared is not None and declared.kind == "ragged":
+    if array.ndim and own is not None and own.kind == "ragged":
         return Leaf(Field("ragged", array.dtype.name, array.shape[1:]))
     return Leaf(Field("dense", array.dtype.name, array.shape))
 
@@ -170,28 +170,28 @@ def _has_only_numbers(value: Any) -> bool:
     return isinstance(value, (Number, np.generic)) and not isinstance(value, (str, bytes))
 
 
-def infer_layout(samples: Iterable[Any], known: Fields | None = None, *, loose: bool = False) -> Layout:
+def infer_layout(samples: Iterable[Any], fields: Fields | None = None, *, loose: bool = False) -> Layout:
     """The common layout of several samples (at least one).
 
     ``known`` are fields declared as ragged or as objects; ``loose`` makes arrays that differ in more than their
     first dimension a list of arrays. Raises Mismatch, with the sample's ``row``, if none holds all without loss.
     """
-    found: Layout | None = None
+    layout: Layout | None = None
     rows = list(samples)
     for row, sample in enumerate(rows):
         try:
-            each = describe_sample(sample, known)
-            found = each if found is None else join_layouts(found, each, loose=loose)
+            described = describe_sample(sample, fields)
+            layout = described if layout is None else join_layouts(layout, described, loose=loose)
         except Mismatch as error:
             error.row = row
             raise
         except ArgumentError as error:
             expected, actual = error.expected, error.found
             raise Mismatch.of(error.summary, (), "value", expected=expected, found=actual, row=row) from error
-    assert found is not None
+    assert layout is not None
     # Integers must keep their digits in the common dtype.
-    map_leaves(rows, found, lambda leaf, path, values: fit_values(values, leaf, path))
-    return found
+    map_leaves(rows, layout, lambda leaf, path, values: fit_values(values, leaf, path))
+    return layout
 
 
 def join_layouts(one: Layout, other: Layout, path: Path = (), *, loose: bool = False) -> Layout:
@@ -219,7 +219,9 @@ def check_keys(layout: Branch, keys: Collection[Any], path: Path, row: int = 0) 
         raise Mismatch.of(summary, path, "keys", expected=len(layout.parts), found=len(keys), row=row)
     missing = [key for key in layout.parts if key not in keys]
     extra = [key for key in keys if key not in layout.parts]
-    words = [f"{word} {', '.join(map(repr, some))}" for word, some in (("no", missing), ("also", extra)) if some]
+    words = [
+        f"{word} {', '.join(map(repr, names))}" for word, names in (("no", missing), ("also", extra)) if names
+    ]
     expected, found = ", ".join(map(repr, layout.parts)), "a sample with " + " and ".join(words)
     raise Mismatch.of("samples have different keys", path, "keys", expected=expected, found=found, row=row)
 
@@ -239,8 +241,8 @@ def _join_numbers(one: Leaf, other: Leaf, path: Path, loose: bool) -> Leaf:
             return Leaf(Field("ragged", dtype, inner))
     if loose:
         return Leaf(Field("object", dtype), "arrays")
-    what = f"arrays of field {dotted_name(path)!r}" if path else "samples"
-    raise Mismatch.of(f"{what} differ in more than their first dimension", path, "list", expected=one, found=other)
+    noun = f"arrays of field {dotted_name(path)!r}" if path else "samples"
+    raise Mismatch.of(f"{noun} differ in more than their first dimension", path, "list", expected=one, found=other)
 
 
 #: The leaf of values that were all ``[]``.
@@ -286,8 +288,8 @@ def map_leaves(values: Sequence[Any], layout: Layout, function: Any, path: Path 
     accepted: Any = Mapping if kind is dict else (list, tuple) if kind in (list, tuple) else kind
     for row, value in enumerate(values):
         if not isinstance(value, accepted):
-            found, what = type(value).__name__, f"a value of field {dotted_name(path)!r}" if path else "a sample"
-            raise Mismatch.of(f"{what} is of another type", path, "value", expected=layout, found=found, row=row)
+            actual, noun = type(value).__name__, f"a value of field {dotted_name(path)!r}" if path else "a sample"
+            raise Mismatch.of(f"{noun} is of another type", path, "value", expected=layout, found=actual, row=row)
         check_keys(layout, value.keys() if kind is dict else range(len(value)), path, row)
     mapped = {
         key: map_leaves([value[key] for value in values], part, function, (*path, key))
@@ -342,22 +344,22 @@ def _fit_array(value: Any, array: Array, leaf: Leaf, path: Path, row: int) -> Ar
     field, dtype = leaf.field, np.dtype(leaf.field.dtype or np.bool_)
     if field.kind == "ragged" and isinstance(value, list) and array.shape == (0,):
         return np.empty((0, *field.shape), dtype)
-    found = str(Field("dense", array.dtype.name, array.shape))
+    actual = str(Field("dense", array.dtype.name, array.shape))
     if not _has_shape(field, array):
         ragged = Field("ragged", field.dtype, field.shape[1:])
         if field.kind == "dense" and field.shape and _has_shape(ragged, array):
-            raise _misfit(path, "ragged", leaf, found, row, becomes=ragged)
-        raise _misfit(path, "list", leaf, found, row)
+            raise _misfit(path, "ragged", leaf, actual, row, becomes=ragged)
+        raise _misfit(path, "list", leaf, actual, row)
     converted = None if leaf.guessed and array.size and array.dtype != dtype else convert_exactly(array, dtype)
     if converted is not None:
         return converted
     if isinstance(value, (int, float, np.generic)):
-        found += f", {value!r:.60}"
+        actual += f", {value!r:.60}"
     if array.dtype.kind in "iu" and dtype.kind == "f":
-        found += f", which {dtype} cannot hold exactly"
+        actual += f", which {dtype} cannot hold exactly"
     wider = np.dtype(array.dtype.name if leaf.guessed else _join_dtypes(array.dtype.name, dtype.name))
     holds = wider != dtype and convert_exactly(array, wider) is not None
-    raise _misfit(path, "type", leaf, found, row, becomes=replace(field, dtype=wider.name) if holds else "")
+    raise _misfit(path, "type", leaf, actual, row, becomes=replace(field, dtype=wider.name) if holds else "")
 
 
 def convert_exactly(array: Array, dtype: np.dtype[Any]) -> Array | None:
@@ -383,9 +385,9 @@ def _check_values(values: Sequence[Any], leaf: Leaf, path: Path) -> None:
     kind: type = bytes if leaf.field.kind == "bytes" else str
     for row, value in enumerate(values):
         if leaf.how == "torch":
-            found = describe_sample(value) if is_tensor(value) else Leaf(Field("object"), "torch")
-            if found != leaf:
-                raise _misfit(path, "list", leaf, found, row)
+            actual = describe_sample(value) if is_tensor(value) else Leaf(Field("object"), "torch")
+            if actual != leaf:
+                raise _misfit(path, "list", leaf, actual, row)
         elif not isinstance(value, kind):
             raise _misfit(path, "value", leaf, type(value).__name__, row)
         elif isinstance(value, str) and not value.isascii():
@@ -502,14 +504,14 @@ def _copy(value: Any) -> Any:
     if is_tensor(value):
         return value.clone()
     if type(value) is dict:
-        return {name: each if type(each) in _IMMUTABLE else _copy(each) for name, each in value.items()}
+        return {name: item if type(item) in _IMMUTABLE else _copy(item) for name, item in value.items()}
     if isinstance(value, MutableMapping):
         copied = copy(value)
-        for name, each in value.items():
-            copied[name] = _copy(each)
+        for name, item in value.items():
+            copied[name] = _copy(item)
         return copied
     if type(value) in (list, tuple):
-        return type(value)(each if type(each) in _IMMUTABLE else _copy(each) for each in value)
+        return type(value)(item if type(item) in _IMMUTABLE else _copy(item) for item in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(_copy, value))
     return copy(value) if hasattr(value, "__copy__") else value

@@ -117,17 +117,17 @@ class RowPointers:
         if slots[0] is None:
             return parts[0]
         step = parts[0].step if len({part.step for part in parts}) == 1 else 1
-        memory = [each for part in parts for each in part.memory]
+        memory = [piece for part in parts for piece in part.memory]
         before = np.cumsum([0, *(len(part.memory) for part in parts[:-1])], dtype=np.int32)
         numbers = before.repeat([len(part) for part in parts])
         if len(memory) > len(parts):
             numbers += np.concatenate([np.zeros(len(p), np.int32) if p.part is None else p.part for p in parts])
 
         def place(row: int) -> str:
-            number, at = locate(slots, row)
-            return parts[number].place_of(at)
+            index, at = locate(slots, row)
+            return parts[index].place_of(at)
 
-        order = [np.concatenate([each for each in slots if each is not None])]
+        order = [np.concatenate([array for array in slots if array is not None])]
         first = put([part.first if part.step == step else part.first * part.step for part in parts], order)
         lengths = put([np.ones(len(p), np.int64) if p.lengths is None else p.lengths for p in parts], order)
         return cls(memory, first, lengths, parts[0].width, put([numbers], order), place, step)
@@ -262,9 +262,9 @@ class RowPointers:
             copies.add(self, address, offsets, stride, keep)
             return
         rows, targets = self._table.native, address_or_zero(offsets)
-        found = library.rankfeed_copy_rows(rows, self._at, self._count, targets, address, stride)
-        if found:
-            row, fault = divmod(found, _FAULTS)
+        code = library.rankfeed_copy_rows(rows, self._at, self._count, targets, address, stride)
+        if code:
+            row, fault = divmod(code, _FAULTS)
             raise self._error(row, fault, stride)
 
     def _sizes(self) -> Int64:
@@ -289,10 +289,10 @@ class RowPointers:
     def _check_files(self) -> None:
         """Check with fstat that no file below the rows was truncated."""
         part = self.part
-        for number in [0] if part is None else np.unique(part).tolist():
-            descriptor, mapped = self._table.parts[number, 2:4].tolist()
+        for index in [0] if part is None else np.unique(part).tolist():
+            descriptor, mapped = self._table.parts[index, 2:4].tolist()
             if descriptor >= 0 and os.fstat(descriptor).st_size < mapped:
-                row = 0 if part is None else int(np.argmax(part == number))
+                row = 0 if part is None else int(np.argmax(part == index))
                 raise self._error(row, _TRUNCATED, 0)
 
     def _error(self, row: int, fault: int, stride: int) -> Exception:
@@ -377,7 +377,7 @@ class _RowTable:
         self.width = self.step if width is None else width
         one = len(memory) == 1
         #: The tables of all arrays: int64 [arrays, 6].
-        self.parts = memory[0].table if one else np.concatenate([each.table for each in memory])
+        self.parts = memory[0].table if one else np.concatenate([piece.table for piece in memory])
         self._native: bytes | None = None
 
     @property
@@ -398,17 +398,17 @@ def put(values: Sequence[Array], slots: Sequence[Int64 | None]) -> Array:
     if slots[0] is None:
         return values[0]
     joined = np.concatenate(values)
-    found = np.empty_like(joined)
-    found[np.concatenate([each for each in slots if each is not None])] = joined
-    return found
+    out = np.empty_like(joined)
+    out[np.concatenate([rows for rows in slots if rows is not None])] = joined
+    return out
 
 
 def locate(slots: Sequence[Int64 | None], row: int) -> tuple[int, int]:
     """The part that a row is in, and its position there, where ``slots`` are as in `put`."""
     if slots[0] is None:
         return 0, row
-    found = (np.flatnonzero(some == row) for some in slots)
-    return next((number, int(at[0])) for number, at in enumerate(found) if len(at))
+    places = (np.flatnonzero(rows == row) for rows in slots)
+    return next((index, int(at[0])) for index, at in enumerate(places) if len(at))
 
 
 @cache

@@ -113,12 +113,10 @@ def read_shard(
         if batch.num_rows != rows:
             raise _damaged(where, f"{rows} rows", f"{batch.num_rows} rows")
         return {
-            name: _stored(data, batch.column(number).buffers(), field, rows, f"{where}, column {name!r}")
-            for number, (name, field) in enumerate(fields.items())
+            name: _stored(data, batch.column(index).buffers(), field, rows, f"{where}, column {name!r}")
+            for index, (name, field) in enumerate(fields.items())
         }
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-        if isinstance(error, CorruptError):
-            raise
         raise _damaged(where, "an Arrow IPC file", error) from error
 
 
@@ -137,8 +135,8 @@ def _stored(data: npt.NDArray[np.uint8], buffers: list[Any], field: Field, rows:
     if offsets[0] != 0:
         raise _damaged(where, "offsets from 0 upwards", f"the first is {offsets[0]}")
     for first in range(0, rows, _CHECK_ROWS):
-        some = offsets[first : first + _CHECK_ROWS + 1]
-        down = some[1:] < some[:-1]
+        piece = offsets[first : first + _CHECK_ROWS + 1]
+        down = piece[1:] < piece[:-1]
         if down.any():
             bad = first + int(np.argmax(down))
             raise _damaged(where, "offsets from 0 upwards", f"{offsets[bad]} to {offsets[bad + 1]} for row {bad}")

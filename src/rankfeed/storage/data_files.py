@@ -87,13 +87,13 @@ class DataFiles:
         """Record the attributes of all files on this host, and the content samples of some."""
         self._host = boot_id()
         self._seen = np.empty((len(self), 3), np.int64)
-        for number in range(len(self)):
-            self._seen[number] = _attributes(self._stat(number))
+        for index in range(len(self)):
+            self._seen[index] = _attributes(self._stat(index))
         #: Hash of the content sample, and ctime, of the sampled files.
         self._samples: dict[int, tuple[int, int]] = {}
-        for number in sampled:
-            found = self._stat(number)
-            self._samples[number] = (self._sample(number, found.st_size), found.st_ctime_ns)
+        for index in sampled:
+            status = self._stat(index)
+            self._samples[index] = (self._sample(index, status.st_size), status.st_ctime_ns)
         content = np.array([sample for sample, _ in self._samples.values()], np.uint64)
         #: Hexadecimal digits that change with names, sizes and content samples.
         self.fingerprint = digest_of(
@@ -103,29 +103,29 @@ class DataFiles:
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    def path(self, number: int) -> str:
-        return self._root + os.fsdecode(self._names[self._starts[number] : self._starts[number + 1] - 1])
+    def path(self, index: int) -> str:
+        return self._root + os.fsdecode(self._names[self._starts[index] : self._starts[index + 1] - 1])
 
     @property
     def sizes(self) -> Int64:
         """Bytes of each file: int64 [files]."""
         return self._seen[:, _SIZE]
 
-    def get(self, number: int, parse: Callable[[npt.NDArray[np.uint8], int], Parsed]) -> Parsed:
+    def get(self, index: int, parse: Callable[[npt.NDArray[np.uint8], int], Parsed]) -> Parsed:
         """What ``parse`` makes of the bytes of a file and its number; mapped and parsed unless it is open.
 
         Raises CorruptError if the file was changed before it was opened, or is truncated.
         """
         parsed: Parsed
-        path, _, file, parsed = self._open.get(number, partial(self._map, number, parse))
+        path, _, file, parsed = self._open.get(index, partial(self._map, index, parse))
         check_not_truncated(file, path)
         return parsed
 
-    def _map(self, number: int, parse: Callable[[npt.NDArray[np.uint8], int], Any]) -> _Opened:
-        path = self.path(number)
+    def _map(self, index: int, parse: Callable[[npt.NDArray[np.uint8], int], Any]) -> _Opened:
+        path = self.path(index)
         data = map_file(path)
-        self.opened(number)
-        return path, data, file_of(data), parse(data, number)
+        self.opened(index)
+        return path, data, file_of(data), parse(data, index)
 
     def check_read(self) -> None:
         """Raise CorruptError if an open file has pages that were read as zeros, because it was truncated."""
@@ -133,19 +133,19 @@ class DataFiles:
             for path, _, file, _ in self._open.values():
                 check_not_truncated(file, path)
 
-    def check(self, number: int) -> None:
+    def check(self, index: int) -> None:
         """Compare a file with what this job first saw; raises CorruptError, or SourceError if it is gone.
 
         Called after opening it or reading it to its end: it may be replaced before.
         """
         self._adapt_to_host()
-        self._compare(number, self._stat(number))
+        self._compare(index, self._stat(index))
 
-    def opened(self, number: int) -> None:
+    def opened(self, index: int) -> None:
         """As :meth:`check`, for a file that stays open: :meth:`check_open` includes it from now on."""
-        self.check(number)
-        self._watched.pop(number, None)
-        self._watched[number] = None
+        self.check(index)
+        self._watched.pop(index, None)
+        self._watched[index] = None
         if len(self._watched) > _MAX_WATCHED:
             try:
                 del self._watched[next(iter(self._watched))]
@@ -162,67 +162,67 @@ class DataFiles:
         if at_intervals and time.monotonic() < self._next_check:
             return
         self._adapt_to_host()
-        for number in dict.fromkeys([*self._watched, *self._samples]):
+        for index in dict.fromkeys([*self._watched, *self._samples]):
             try:
-                found = os.stat(self.path(number))
+                status = os.stat(self.path(index))
             except OSError as error:  # gone
                 reraise_interrupt(error)
                 continue
-            if found.st_ino & _INT64_MAX == self._seen[number, _INODE]:
-                self._compare(number, found)
+            if status.st_ino & _INT64_MAX == self._seen[index, _INODE]:
+                self._compare(index, status)
         self._next_check = time.monotonic() + CHECK_SECONDS
 
-    def _compare(self, number: int, found: os.stat_result) -> None:
-        seen, sample = self._seen[number], self._samples.get(number)
+    def _compare(self, index: int, status: os.stat_result) -> None:
+        seen, sample = self._seen[index], self._samples.get(index)
         compared = ""
-        if found.st_size == seen[_SIZE]:
+        if status.st_size == seen[_SIZE]:
             # Sampled files are compared by ctime too, which no tool resets.
-            if found.st_mtime_ns == seen[_MTIME] and (sample is None or found.st_ctime_ns == sample[1]):
+            if status.st_mtime_ns == seen[_MTIME] and (sample is None or status.st_ctime_ns == sample[1]):
                 return
-            if self._is_copy(number):
-                self._seen[number] = _attributes(found)
+            if self._is_copy(index):
+                self._seen[index] = _attributes(status)
                 if sample is not None:
-                    self._samples[number] = (sample[0], found.st_ctime_ns)
+                    self._samples[index] = (sample[0], status.st_ctime_ns)
                 return
             compared = ", other content" if sample is not None or self.content is not None else ""
         raise CorruptError(
             "a file was changed or replaced while it was in use",
             expected=f"{seen[_SIZE]} bytes, modified {_time_text(seen[_MTIME])}, as when the data set was opened",
-            found=f"{found.st_size} bytes, modified {_time_text(found.st_mtime_ns)}{compared}",
-            where=self.path(number),
+            found=f"{status.st_size} bytes, modified {_time_text(status.st_mtime_ns)}{compared}",
+            where=self.path(index),
             remedy=_REMEDY,
         )
 
-    def _is_copy(self, number: int) -> bool:
+    def _is_copy(self, index: int) -> bool:
         """Whether a file of the expected size has the expected content; False if unknown."""
-        if number in self._samples:
-            return self._sample(number, int(self._seen[number, _SIZE])) == self._samples[number][0]
-        return self.content is not None and self.content(number)
+        if index in self._samples:
+            return self._sample(index, int(self._seen[index, _SIZE])) == self._samples[index][0]
+        return self.content is not None and self.content(index)
 
-    def _sample(self, number: int, size: int) -> int:
+    def _sample(self, index: int, size: int) -> int:
         """Hash of the bytes at the start, middle and end of a file."""
         offsets = {0, max(0, (size - SAMPLE_BYTES) // 2), max(0, size - SAMPLE_BYTES)}
         state = xxhash.xxh3_64()
         try:
             # O_NONBLOCK: opening a pipe would wait for a writer.
-            handle = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            handle = os.open(self.path(index), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 for offset in sorted(offsets):
                     state.update(os.pread(handle, SAMPLE_BYTES, offset))
             finally:
                 os.close(handle)
         except OSError as error:
-            raise self._unreadable(number, error) from error
+            raise self._unreadable(index, error) from error
         return state.intdigest()
 
-    def _stat(self, number: int) -> os.stat_result:
+    def _stat(self, index: int) -> os.stat_result:
         try:
-            return os.stat(self.path(number))
+            return os.stat(self.path(index))
         except OSError as error:
-            raise self._unreadable(number, error) from error
+            raise self._unreadable(index, error) from error
 
-    def _unreadable(self, number: int, error: OSError) -> SourceError:
-        return SourceError("the file cannot be read", found=error.strerror or error, where=self.path(number))
+    def _unreadable(self, index: int, error: OSError) -> SourceError:
+        return SourceError("the file cannot be read", found=error.strerror or error, where=self.path(index))
 
     def _adapt_to_host(self) -> None:
         """Observe the files again on another host, whose copy of the data has other times and inodes."""
@@ -232,11 +232,11 @@ class DataFiles:
         self._observe(list(self._samples))
         if self.fingerprint != fingerprint:
             self._host = ""  # observe again at the next call
-            found, self.fingerprint = self.fingerprint, fingerprint
+            other, self.fingerprint = self.fingerprint, fingerprint
             raise CorruptError(
                 "the data on this host are not those that the job opened on another host",
                 expected=f"files with fingerprint {fingerprint}",
-                found=found,
+                found=other,
                 where=self._root,
                 remedy="copy the same data to all hosts",
             )
@@ -249,8 +249,8 @@ class DataFiles:
         self._init_transient()
 
 
-def _attributes(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_size, found.st_mtime_ns, found.st_ino & _INT64_MAX
+def _attributes(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ino & _INT64_MAX
 
 
 def _time_text(nanoseconds: int) -> str:
@@ -259,9 +259,8 @@ def _time_text(nanoseconds: int) -> str:
 
 def split_paths(paths: Sequence[str]) -> tuple[str, bytes]:
     """The common folder of some paths, with a slash at its end, and their names relative to it."""
-    first, last = min(paths, default=""), max(paths, default="")  # the common prefix of these two is that of all
-    same = next((at for at, (one, two) in enumerate(zip(first, last, strict=False)) if one != two), len(first))
-    root = first[: first.rfind("/", 0, same) + 1]
+    prefix = os.path.commonprefix(paths)  # noqa: RUF071  (cut at its last slash)
+    root = prefix[: prefix.rfind("/") + 1]
     return root, b"\0".join(os.fsencode(path[len(root) :]) for path in paths)
 
 

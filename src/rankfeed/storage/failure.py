@@ -47,7 +47,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except Exception:  # an exception of any class
             text, trace = "(its message cannot be printed)", ""
         parts = (type(error).__name__, text, trace, owner, str(path), key, attempt, job_id())
-        return cls(*(each.encode(errors="replace").decode() for each in parts))
+        return cls(*(part.encode(errors="replace").decode() for part in parts))
 
 
 def next_attempt(path: Path) -> str:

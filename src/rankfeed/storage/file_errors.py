@@ -23,8 +23,8 @@ def file_errors(
             raise
         raise with_where(error, where) from error
     except kinds as error:
-        found = (safe_str(error).splitlines() or [type(error).__name__])[0][:300]
+        problem = (safe_str(error).splitlines() or [type(error).__name__])[0][:300]
         if isinstance(error, OSError) and error.errno is not None:  # without a number, a library found damage
-            found = error.strerror or found
-            raise SourceError("the file cannot be read", found=found, where=where, remedy=remedy) from error
-        raise CorruptError("the file is damaged", found=found, where=where, remedy=remedy) from error
+            problem = error.strerror or problem
+            raise SourceError("the file cannot be read", found=problem, where=where, remedy=remedy) from error
+        raise CorruptError("the file is damaged", found=problem, where=where, remedy=remedy) from error

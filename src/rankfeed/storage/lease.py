@@ -135,12 +135,12 @@ class Lease:
             if is_gone(error):
                 return []
             raise
-        found: list[LeaseOwner] = []
+        owners: list[LeaseOwner] = []
         name = _FIRST
         while name in names and (owner := _read_owner(self.directory / name)) is not None:
-            found.append(owner)
+            owners.append(owner)
             name = f"{owner.token}{_SUCCESSOR}"
-        return found
+        return owners
 
     def owner(self) -> LeaseOwner | None:
         """The owner; None if there is none. Raises OSError."""
@@ -255,8 +255,8 @@ class Lease:
             with suppress(OSError):
                 (self.directory / f"{me.token}{_RETURNED}").unlink()
             with suppress(OSError):
-                found = _read_owner(self.directory / me.file)
-                if found is not None and found.token == me.token:
+                owner = _read_owner(self.directory / me.file)
+                if owner is not None and owner.token == me.token:
                     (self.directory / me.file).unlink()
         with suppress(OSError):  # not empty
             self.directory.rmdir()

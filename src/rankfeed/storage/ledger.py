@@ -112,9 +112,9 @@ def decode_ledger(file: BinaryIO) -> Iterator[PassHeader | StepRecord | DamagedB
     offset, bad = 0, 0
     # Consecutive damaged slots are reported as one.
     while slot := file.read(SLOT):
-        found: PassHeader | StepRecord | DamagedBytes | None = None
+        record: PassHeader | StepRecord | DamagedBytes | None = None
         if slot[:8] == _MAGIC and len(slot) == SLOT:
-            found, size = _read_header(slot, file, offset, seeds)
+            record, size = _read_header(slot, file, offset, seeds)
         elif len(slot) == SLOT:
             size = SLOT
             number, check, place, position, time_ns = _STEP.unpack(slot)
@@ -122,16 +122,16 @@ def decode_ledger(file: BinaryIO) -> Iterator[PassHeader | StepRecord | DamagedB
             function, place = place >> _FUNCTION_SHIFT, place & ((1 << _FUNCTION_SHIFT) - 1)
             is_valid = seed is not None and check == xxhash.xxh32_intdigest(slot[:4] + slot[8:], seed)
             if is_valid and function < len(_FUNCTIONS):
-                found = StepRecord(number, offset, place, position, time_ns, _FUNCTIONS[function])
+                record = StepRecord(number, offset, place, position, time_ns, _FUNCTIONS[function])
         else:
-            size, found = len(slot), DamagedBytes(offset, len(slot), torn=True)
-        if found is None:
+            size, record = len(slot), DamagedBytes(offset, len(slot), torn=True)
+        if record is None:
             bad += size
         else:
             if bad:
                 yield DamagedBytes(offset - bad, bad)
             bad = 0
-            yield found
+            yield record
         offset += size
     if bad:
         yield DamagedBytes(offset - bad, bad)

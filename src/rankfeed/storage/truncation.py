@@ -1,7 +1,7 @@
 """Errors about shards and files that are truncated: before they are opened, and while they are mapped."""
 
 import os
-from typing import Any, cast
+from typing import Any
 
 from rankfeed.errors import CorruptError
 
@@ -39,18 +39,18 @@ def check_not_truncated(file: Any, where: str | os.PathLike[str]) -> None:
     """
     if file is None:
         return
-    mapped, found = len(file), cast(object, "pages that cannot be read")
+    problem: object = "pages that cannot be read"
     try:
-        if (size := os.fstat(file.fileno()).st_size) < mapped:
-            found = f"{size} bytes"
+        if (size := os.fstat(file.fileno()).st_size) < len(file):
+            problem = f"{size} bytes"
         elif not file.is_lost:
             return
     except OSError as error:  # another host removed it from a network file system
-        found = error
+        problem = error
     raise CorruptError(
         "a file was changed while it was in use",
-        expected=f"{mapped} bytes, as when it was opened",
-        found=found,
+        expected=f"{len(file)} bytes, as when it was opened",
+        found=problem,
         where=where,
         remedy="start the job again",
     )

@@ -39,20 +39,20 @@ def find_contradictions(reports: Sequence[ProcessReport]) -> list[str]:
 
     An inferred local rank or node contradicts nothing: no share of the data depends on it.
     """
-    known = [(report, report.topology) for report in reports if report.topology is not None]
-    found = [f"{report.name} failed: {report.problem}" for report in reports if report.problem]
-    found += _differences("launchers", ((here.launcher, report) for report, here in known))
-    found += _differences("world sizes", ((str(here.world_size), report) for report, here in known))
-    found += _rank_contradictions(known)
-    found += _local_contradictions(known)
-    on_nodes = [(report, here) for report, here in known if report.node_known]
-    found += _differences("numbers of nodes", ((str(here.num_nodes), report) for report, here in on_nodes))
+    located = [(report, report.topology) for report in reports if report.topology is not None]
+    problems = [f"{report.name} failed: {report.problem}" for report in reports if report.problem]
+    problems += _differences("launchers", ((here.launcher, report) for report, here in located))
+    problems += _differences("world sizes", ((str(here.world_size), report) for report, here in located))
+    problems += _rank_contradictions(located)
+    problems += _local_contradictions(located)
+    on_nodes = [(report, here) for report, here in located if report.node_known]
+    problems += _differences("numbers of nodes", ((str(here.num_nodes), report) for report, here in on_nodes))
     for node, members in _grouped((here.node, report) for report, here in on_nodes):
         hosts = sorted({report.host for report in members})
         if len(hosts) > 1:
-            found.append(f"node {node} is on {len(hosts)} hosts: {', '.join(hosts)}")
-    found += _differences("datasets", ((report.data, report) for report in reports if report.data))
-    return found
+            problems.append(f"node {node} is on {len(hosts)} hosts: {', '.join(hosts)}")
+    problems += _differences("datasets", ((report.data, report) for report in reports if report.data))
+    return problems
 
 
 def missing_ranks(reports: Iterable[ProcessReport], world_size: int) -> list[int]:
@@ -67,41 +67,43 @@ def format_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_LISTED]))}{more}"
 
 
-def _rank_contradictions(known: Sequence[tuple[ProcessReport, Topology]]) -> list[str]:
-    found = []
-    for rank, members in _grouped((here.rank, report) for report, here in known):
+def _rank_contradictions(located: Sequence[tuple[ProcessReport, Topology]]) -> list[str]:
+    problems = []
+    for rank, members in _grouped((here.rank, report) for report, here in located):
         if len(members) > 1:
             places = "; ".join(f"{report.host}, pid {report.pid}" for report in members[:_LISTED])
-            found.append(f"rank {rank} was reported by {len(members)} processes: {places}")
+            problems.append(f"rank {rank} was reported by {len(members)} processes: {places}")
     missing = missing_ranks(
-        (report for report, _ in known), max((here.world_size for _, here in known), default=0)
+        (report for report, _ in located), max((here.world_size for _, here in located), default=0)
     )
-    return [*found, f"{format_ranks(missing)} did not report"] if missing else found
+    return [*problems, f"{format_ranks(missing)} did not report"] if missing else problems
 
 
-def _local_contradictions(known: Sequence[tuple[ProcessReport, Topology]]) -> list[str]:
+def _local_contradictions(located: Sequence[tuple[ProcessReport, Topology]]) -> list[str]:
     """On each node, every local rank exists once, and their number is the local world size."""
-    found = []
-    on_nodes = (((here.node, report.host), here) for report, here in known if report.local_known)
+    problems = []
+    on_nodes = (((here.node, report.host), here) for report, here in located if report.local_known)
     for (node, host), members in _grouped(on_nodes):
         where = f"on node {node} ({host})"
         sizes = sorted({here.local_world_size for here in members})
         if sizes != [len(members)]:
             reported = " or ".join(map(str, sizes))
-            found.append(f"{where} there are {len(members)} processes, but their local world size is {reported}")
+            problems.append(
+                f"{where} there are {len(members)} processes, but their local world size is {reported}"
+            )
         counts = Counter(here.local_rank for here in members)
         # `torchrun --virtual-local-rank` sets 0 in all of them.
         twice = [rank for rank, count in sorted(counts.items()) if count > 1]
         if twice and set(counts) != {0}:
-            found.append(f"{where} a local rank exists more than once: {', '.join(map(str, twice[:_LISTED]))}")
-    return found
+            problems.append(f"{where} a local rank exists more than once: {', '.join(map(str, twice[:_LISTED]))}")
+    return problems
 
 
-def _differences(what: str, values: Iterable[tuple[str, ProcessReport]]) -> list[str]:
+def _differences(noun: str, values: Iterable[tuple[str, ProcessReport]]) -> list[str]:
     groups = _grouped(values)
     if len(groups) < 2:
         return []
-    return [f"{what} differ: " + ", ".join(f"{value} on {members[0].name}" for value, members in groups)]
+    return [f"{noun} differ: " + ", ".join(f"{value} on {members[0].name}" for value, members in groups)]
 
 
 def _grouped(pairs: Iterable[tuple[_Key, _T]]) -> list[tuple[_Key, list[_T]]]:

@@ -35,16 +35,16 @@ _ELASTIC = "TORCHELASTIC_RUN_ID"
 def detect_launcher(environ: Mapping[str, str]) -> LauncherEnv | None:
     """The launcher to believe, with rank and size; None if no variable indicates several processes."""
     if _ELASTIC in environ:
-        found = read_launcher(TORCHRUN, environ)
-        return _complete(found or LauncherEnv(TORCHRUN.name, variables=f"{_ELASTIC}={environ[_ELASTIC]}"))
+        env = read_launcher(TORCHRUN, environ)
+        return _complete(env or LauncherEnv(TORCHRUN.name, variables=f"{_ELASTIC}={environ[_ELASTIC]}"))
     inner, outer = _inner(environ), _outer(environ)
     if inner is None or outer is None:
-        found = inner or outer
-        if found is None:
+        env = inner or outer
+        if env is None:
             _refuse_partial(environ)
             return None
         # WORLD_SIZE=1 needs no rank.
-        return _complete(replace(found, rank=0) if inner and found.rank is None and found.size == 1 else found)
+        return _complete(replace(env, rank=0) if inner and env.rank is None and env.size == 1 else env)
     if inner.size is not None and outer.size is not None and inner.size > outer.size:
         is_consistent, believed = _started_by(inner, outer), inner
     else:
@@ -57,10 +57,10 @@ def detect_launcher(environ: Mapping[str, str]) -> LauncherEnv | None:
 def _inner(environ: Mapping[str, str]) -> LauncherEnv | None:
     """RANK and WORLD_SIZE, or what Lightning sets instead; None without either."""
     if "RANK" not in environ and {"LOCAL_RANK", "NODE_RANK", "WORLD_SIZE"} <= environ.keys():
-        found = read_launcher(LIGHTNING, environ)
-        return None if found is None else replace(found, rank=_lightning_rank(found))
-    found = read_launcher(TORCHRUN, environ)
-    return found if found is not None and _is_evidence(TORCHRUN, found) else None
+        env = read_launcher(LIGHTNING, environ)
+        return None if env is None else replace(env, rank=_lightning_rank(env))
+    env = read_launcher(TORCHRUN, environ)
+    return env if env is not None and _is_evidence(TORCHRUN, env) else None
 
 
 def _lightning_rank(env: LauncherEnv) -> int | None:

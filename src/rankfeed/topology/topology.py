@@ -139,7 +139,7 @@ class Topology:
             >>> Topology.from_mesh(mesh, "dp").rank
             1
         """
-        if isinstance(mesh, type) or not all(hasattr(mesh, each) for each in _MESH_ATTRIBUTES):
+        if isinstance(mesh, type) or not all(hasattr(mesh, name) for name in _MESH_ATTRIBUTES):
             raise invalid("mesh", "a torch.distributed.device_mesh.DeviceMesh", mesh)
         axes = _axes(mesh, (dims,) if isinstance(dims, str) else tuple(check_names("dims", dims)))
         coordinate = mesh.get_coordinate()

@@ -70,11 +70,11 @@ class ArrayEncoding(Encoding):
         self._dtype, self._as_objects = dtype, as_objects
 
     def field(self, probe: Callable[[], list[ByteSlices]]) -> Field:
-        found = {
+        layouts = {
             (group.dtype, *(tuple(shape) for shape in np.unique(group.shapes[:, 1:], axis=0).tolist()))
             for group in _read_headers(probe()[0], self._dtype)
         }
-        if self._as_objects or len(found) != 1 or len(first := next(iter(found))) != 2:
+        if self._as_objects or len(layouts) != 1 or len(first := next(iter(layouts))) != 2:
             return _OBJECT
         return Field("ragged", str(first[0]), tuple(first[1]))
 
@@ -126,22 +126,22 @@ def _read_headers(values: ByteSlices, dtype: str | None) -> list[_ArrayHeaders]:
     groups = []
     for code in np.unique(codes).tolist():
         which = np.flatnonzero(codes == code)
-        found = dtype or _DTYPES.get(code >> 8)
+        name = dtype or _DTYPES.get(code >> 8)
         ndim, width = (code & 0xFF) >> 2, 1 << (code & 3)
         size = first + ndim * width
-        if found is None or ndim == 0:
+        if name is None or ndim == 0:
             raise _damaged("an array with a dtype and a shape", f"code {code:#x}", values, which[0])
         lengths = values.lengths[which] - size
         if (bad := which[lengths < 0]).size:
             raise _damaged(f"an array with a header of {size} bytes", "fewer bytes", values, bad[0])
         shapes = rows_at(values.data, values.starts[which] + first, ndim * width).view(f"<u{width}")
         # As floats: a product of damaged sizes overflows, and valid ones are exact.
-        wrong = shapes.astype(np.float64).prod(1) * np.dtype(found).itemsize != lengths
+        wrong = shapes.astype(np.float64).prod(1) * np.dtype(name).itemsize != lengths
         wrong |= (shapes == 0).any(1)
         if wrong.any():
-            found_shape = f"shape {shapes[np.argmax(wrong)].tolist()}"
-            raise _damaged("as many elements as the value has bytes for", found_shape, values, which[wrong][0])
-        groups.append(_ArrayHeaders(which, found, size, shapes.astype(np.int64)))
+            shape = f"shape {shapes[np.argmax(wrong)].tolist()}"
+            raise _damaged("as many elements as the value has bytes for", shape, values, which[wrong][0])
+        groups.append(_ArrayHeaders(which, name, size, shapes.astype(np.int64)))
     return groups
 
 
@@ -247,7 +247,7 @@ def encoding_of(name: str, column: str, where: str, *, decode: bool = True, as_o
         if dtype is None or len(options) == 1:
             return ArrayEncoding(dtype, as_objects=as_objects)
         extents = options[1].split(",")
-        if all(each.isascii() and each.isdigit() and len(each) < 10 and int(each) for each in extents):
+        if all(extent.isascii() and extent.isdigit() and len(extent) < 10 and int(extent) for extent in extents):
             return FixedEncoding(Field("dense", dtype, tuple(map(int, extents))))
     elif name in _ENCODINGS:
         return _ENCODINGS[name]

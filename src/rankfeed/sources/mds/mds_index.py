@@ -103,20 +103,20 @@ def examine_index(folder: str) -> MdsIndex:
     shards: list[MdsShard] = []
     problems: list[SourceError] = []
     columns: ColumnEncodings | None = None
-    for each in index.shards:
+    for entry in index.shards:
         try:
-            found = _columns(each, where)
-            columns = found if columns is None else columns
-            if found != columns:
+            entry_columns = _columns(entry, where)
+            columns = entry_columns if columns is None else columns
+            if entry_columns != columns:
                 raise SourceError(
                     "shards differ in their columns",
                     expected=columns,
-                    found=found,
-                    where=f"{where}, {each.raw_data.basename if each.raw_data else 'a shard'}",
+                    found=entry_columns,
+                    where=f"{where}, {entry.raw_data.basename if entry.raw_data else 'a shard'}",
                     remedy="write the shards with the same columns, or open them as datasets of their own",
                 )
-            if each.samples:
-                shards.append(_find_shard(folder, each, found, where))
+            if entry.samples:
+                shards.append(_find_shard(folder, entry, entry_columns, where))
         except SourceError as error:
             problems.append(error)
     problems += [
@@ -129,15 +129,15 @@ def examine_index(folder: str) -> MdsIndex:
         for name in _unlisted_shards(folder, listed)
     ]
     columns = columns or {}
-    names = [(each.raw_data, each.zip_data, each.samples) for each in index.shards]
+    names = [(entry.raw_data, entry.zip_data, entry.samples) for entry in index.shards]
     return MdsIndex(shards, columns, msgspec.json.encode((names, columns)), problems)
 
 
 def _listed_files(index: _IndexFile, where: str) -> set[str]:
     """Names of the files of the index, which are safe; an error if a shard comes twice."""
-    files = [each for shard in index.shards for each in (shard.raw_data, shard.zip_data) if each is not None]
-    for each in files:
-        check_data_name(each.basename, where)
+    files = [file for shard in index.shards for file in (shard.raw_data, shard.zip_data) if file is not None]
+    for file in files:
+        check_data_name(file.basename, where)
     names = Counter(os.path.normpath(shard.raw_data.basename) for shard in index.shards if shard.raw_data)
     for name, count in names.items():
         if count > 1:
@@ -147,7 +147,7 @@ def _listed_files(index: _IndexFile, where: str) -> set[str]:
                 found=f"{count} times",
                 where=where,
             )
-    return {each.basename for each in files}
+    return {file.basename for file in files}
 
 
 def _unlisted_shards(folder: str, listed: set[str]) -> Iterator[str]:

@@ -61,7 +61,7 @@ class MdsSource(ChunkedSource):
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         decode, self._check = check_bool("decode", decode), check_bool("check", check)
-        folders = [os.path.abspath(each) for each in mds_folders(where)]
+        folders = [os.path.abspath(folder) for folder in mds_folders(where)]
         index = read_indexes(folders)
         self._shards = index.shards
         self.files = DataFiles([shard.path for shard in self._shards])
@@ -83,14 +83,15 @@ class MdsSource(ChunkedSource):
         self._init_chunks([shard.samples for shard in self._shards], cache_bytes)
         probes = np.unique(np.linspace(0, self._shards[0].samples - 1, _PROBES).astype(np.int64))
         fields = {
-            name: each.field(partial(self._values, 0, probes, [name])) for name, each in self._encodings.items()
+            name: encoding.field(partial(self._values, 0, probes, [name]))
+            for name, encoding in self._encodings.items()
         }
         blocks = np.concatenate([_block_rows(shard) for shard in self._shards])
         fingerprint = digest_of(index.digest, self.files.fingerprint.encode())
         self._init_samples(label(folders), fields, blocks, fingerprint)
 
-    def _values(self, number: int, rows: Int64, names: Sequence[str]) -> list[ByteSlices]:
-        shard, content = self._shards[number], self._content(number, len(rows))
+    def _values(self, index: int, rows: Int64, names: Sequence[str]) -> list[ByteSlices]:
+        shard, content = self._shards[index], self._content(index, len(rows))
         places = locate(content, rows, shard)
 
         def where(row: int, name: str) -> str:
@@ -101,19 +102,19 @@ class MdsSource(ChunkedSource):
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         parts: dict[str, list[Part]] = {name: [] for name in names}
         groups = by_chunk(ids, self._chunk_starts)
-        for number, rows, _ in groups:
-            located = self._values(number, rows, names)
+        for index, rows, _ in groups:
+            located = self._values(index, rows, names)
             for name, values in zip(names, located, strict=True):
                 parts[name].append(self._encodings[name].part(self._fields[name], values))
             for values in located[:1]:  # decoders do not check it
-                check_not_truncated(file_of(values.data), self._shards[number].path)
-        slots = [each for _, _, each in groups]
+                check_not_truncated(file_of(values.data), self._shards[index].path)
+        slots = [group_slots for _, _, group_slots in groups]
         return {name: column_from_parts(self._fields[name], parts[name], slots) for name in names}
 
     def _expect(self, ids: Int64, names: Sequence[str]) -> None:
-        for number, _, _ in by_chunk(ids, self._chunk_starts):
-            if self._shards[number].compression is not None:
-                self._cache.prefetch((number, ()), self._loader(number, ()))
+        for index, _, _ in by_chunk(ids, self._chunk_starts):
+            if self._shards[index].compression is not None:
+                self._cache.prefetch((index, ()), self._loader(index, ()))
 
     def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         shard = self._shards[index]
@@ -121,14 +122,14 @@ class MdsSource(ChunkedSource):
         self.files.check(index)
         return {"": content}
 
-    def _content(self, number: int, used: int) -> ColumnBuffer:
-        if self._shards[number].compression is not None:
-            (cached,) = self._cache.find([(number, ())], [used])
-            return (cached or self._cache.get((number, ()), self._loader(number, ())))[""]
-        return self.files.get(number, self._read_stored)
+    def _content(self, index: int, used: int) -> ColumnBuffer:
+        if self._shards[index].compression is not None:
+            (cached,) = self._cache.find([(index, ())], [used])
+            return (cached or self._cache.get((index, ()), self._loader(index, ())))[""]
+        return self.files.get(index, self._read_stored)
 
-    def _read_stored(self, data: Bytes, number: int) -> ColumnBuffer:
-        return read_shard(data, self._shards[number], check=self._check)
+    def _read_stored(self, data: Bytes, index: int) -> ColumnBuffer:
+        return read_shard(data, self._shards[index], check=self._check)
 
 
 def _block_rows(shard: MdsShard) -> Int64:

@@ -17,7 +17,6 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.mds.mds_index import MdsShard
 from rankfeed.sources.scattered import rows_at
 from rankfeed.sources.source import Int64
-from rankfeed.storage.commit import decodable
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -39,13 +38,6 @@ def read_shard(data: Bytes, shard: MdsShard, *, check: bool = False) -> ColumnBu
     return ColumnBuffer(data, data[4 : 4 * (shard.samples + 2)].view("<u4"))
 
 
-@decodable
-class _Header(msgspec.Struct, frozen=True):
-    column_names: list[str] | None = None
-    column_encodings: list[str] | None = None
-    column_sizes: list[int | None] | None = None
-
-
 def _check_header(data: Bytes, shard: MdsShard) -> None:
     """Compare the columns in the header of the shard, which may be empty, with the index."""
     first = 4 * (shard.samples + 2)
@@ -55,20 +47,20 @@ def _check_header(data: Bytes, shard: MdsShard) -> None:
     if end == first:
         return
     try:
-        found = msgspec.json.decode(data[first:end].tobytes(), type=_Header)
+        header = msgspec.json.decode(data[first:end].tobytes(), type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(shard, "a header of JSON that describes the columns", error) from error
-    sizes = found.column_sizes and [size or 0 for size in found.column_sizes]
-    for name, given, expected in (
-        ("column_names", found.column_names, list(shard.columns)),
-        ("column_encodings", found.column_encodings, [encoding for encoding, _ in shard.columns.values()]),
-        ("column_sizes", sizes, [size for _, size in shard.columns.values()]),
-    ):
-        if given is not None and given != expected:
+    expected = {
+        "column_names": list(shard.columns),
+        "column_encodings": [encoding for encoding, _ in shard.columns.values()],
+        "column_sizes": [size or None for _, size in shard.columns.values()],
+    }
+    for name, value in expected.items():
+        if header.get(name) not in (None, value):
             raise CorruptError(
                 "a shard's header contradicts the index",
-                expected=f"{name} {expected}, as in the index",
-                found=given,
+                expected=f"{name} {value}, as in the index",
+                found=header[name],
                 where=shard.path,
             )
 
@@ -92,8 +84,8 @@ def _decompressed(data: Bytes, shard: MdsShard) -> Bytes:
         else:
             with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), _CODECS[name]) as stream:
                 done = 0
-                while done < len(out) and (got := stream.readinto(out[done:].data)):
-                    done += got
+                while count := stream.readinto(out[done:].data):
+                    done += count
                 if done < len(out) or stream.read(1):
                     raise ValueError(f"{done} bytes" if done < len(out) else "more")
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -116,8 +108,8 @@ def _check_hashes(data: Bytes, shard: MdsShard) -> None:
     """Compare a shard with the checksums of known algorithms."""
     for name, expected in shard.hashes.items():
         hasher = _hasher(name)
-        if hasher is not None and (found := hasher(data.data).hexdigest()) != expected:
-            raise damaged(shard, f"{name} {expected}", found)
+        if hasher is not None and (digest := hasher(data.data).hexdigest()) != expected:
+            raise damaged(shard, f"{name} {expected}", digest)
 
 
 def is_hashed(shard: MdsShard) -> bool:
