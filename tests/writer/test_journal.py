@@ -16,7 +16,6 @@ from rankfeed.errors import ArgumentError, CorruptError, WriteError
 from rankfeed.sources.packed import PackedSource
 from rankfeed.storage.lease import HeldLease
 from rankfeed.writer import coordinator, journal
-from rankfeed.writer.runners.local import LocalRunner
 
 STAGING = ".rankfeed-write"
 
@@ -176,14 +175,14 @@ def killed(*_: object) -> None:
 
 
 def ended_by(error: BaseException) -> Callable[..., Any]:
-    """The session of a runner that ends badly, after the commit."""
+    """A progress bar that ends badly, after the commit."""
 
     @contextmanager
-    def session(*_: object) -> Iterator[None]:
-        yield
+    def bar(*_: object, **__: object) -> Iterator[Callable[[int], None]]:
+        yield lambda _: None
         raise error
 
-    return session
+    return bar
 
 
 def opened_once() -> Callable[[Path], Any]:
@@ -204,12 +203,8 @@ INTERRUPTED: dict[str, tuple[Any, str, Callable[[], Any]]] = {
     "before its shards are written": (coordinator.StagedWrite, "run", lambda: killed),
     "before its commit": (journal, "complete_commit", lambda: killed),
     "before the record of its commit is removed": (journal, "clear", lambda: killed),
-    "after its commit": (LocalRunner, "session", lambda: ended_by(Killed())),
-    "in its session after the commit": (
-        LocalRunner,
-        "session",
-        lambda: ended_by(OSError("cannot tell the ranks")),
-    ),
+    "after its commit": (coordinator, "progress_bar", lambda: ended_by(Killed())),
+    "by an error after its commit": (coordinator, "progress_bar", lambda: ended_by(OSError("cannot close"))),
     "when the dataset is opened": (coordinator, "PackedSource", opened_once),
 }
 
@@ -324,11 +319,11 @@ def test_a_call_that_failed_before_its_first_shard_leaves_nothing(base: Path, tm
 
 def test_files_that_come_too_late_leave_no_directory(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def session(_: object) -> Iterator[None]:
-        yield
+    def bar(*_: object, **__: object) -> Iterator[Callable[[int], None]]:
+        yield lambda _: None
         (base / STAGING / "00000-00000-late.arrow").touch()  # of a rank whose task was reassigned
 
-    monkeypatch.setattr(LocalRunner, "session", session)
+    monkeypatch.setattr(coordinator, "progress_bar", bar)
     append(base)
     assert not (base / STAGING).exists()
 

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from rankfeed.errors import PrepareError
 from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.file_errors import os_errors
 from rankfeed.storage.network_fs import stat_uncached
 
 
@@ -17,7 +18,7 @@ def key_with_inputs(key: str, inputs: Sequence[str | os.PathLike[str]]) -> str:
     pieces = [key.encode()]
     for path in inputs:
         root = Path(path)
-        try:
+        with os_errors(PrepareError, "cannot read an input", root):
             is_dir = root.is_dir()
             walked = walk_links(root, onerror=raise_error) if is_dir else [(str(root.parent), [], [root.name])]
             for file in (Path(place, name) for place, _, names in walked for name in names):
@@ -27,9 +28,6 @@ def key_with_inputs(key: str, inputs: Sequence[str | os.PathLike[str]]) -> str:
                         status = stat_uncached(file)  # this host may have cached an earlier state
                 facts = f"{root.name}/{file.relative_to(root)} {status.st_size} {status.st_mtime_ns}"
                 pieces.append(facts.encode("utf-8", "surrogateescape"))
-        except OSError as error:
-            where = error.filename or root
-            raise PrepareError("cannot read an input", found=error.strerror or error, where=where) from error
     return digest_of(*pieces) if inputs else key
 
 

@@ -5,6 +5,7 @@ import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,11 +14,18 @@ from rankfeed.errors import PrepareError, listed
 from rankfeed.prepare.inputs import raise_error
 from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.commit import decodable, fsync_dir, read_record, write_record
+from rankfeed.storage.file_errors import os_errors
 from rankfeed.storage.network_fs import is_gone, refresh_path, stat_uncached
 from rankfeed.storage.safe_names import check_data_name
 
 MARKER_NAME = ".rankfeed-prepared.json"
 _VERSION = 1
+_unreadable = partial(
+    os_errors,
+    PrepareError,
+    "cannot read the prepared directory",
+    remedy="fix its permissions, or choose another path; nothing unreadable is rebuilt or removed",
+)
 
 
 @decodable
@@ -52,7 +60,7 @@ class DirState(Enum):
 
 def inspect_dir(path: Path, key: str) -> DirState:
     """The state of a directory, by the sizes of its files; `changed_files` compares the bytes as well."""
-    try:
+    with _unreadable(path):
         refreshed = False
         while True:
             before = _identity(path)
@@ -70,17 +78,6 @@ def inspect_dir(path: Path, key: str) -> DirState:
                 return state
             refresh_path(path)  # changed on another host, perhaps, of which this host has not heard yet
             refreshed = True
-    except OSError as error:
-        raise _unreadable(error, path) from error
-
-
-def _unreadable(error: OSError, path: Path) -> PrepareError:
-    return PrepareError(
-        "cannot read the prepared directory",
-        found=error.strerror or error,
-        where=error.filename or path,
-        remedy="fix its permissions, or choose another path; nothing unreadable is rebuilt or removed",
-    )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -149,10 +146,8 @@ def refuse_foreign_files(path: Path, state: DirState) -> None:
     """Raise PrepareError if replacing the directory would remove files that prepare_once did not create."""
     if state in (DirState.ABSENT, DirState.VALID):
         return
-    try:
+    with _unreadable(path):
         names = foreign_files(path) if path.is_dir() else ["a file"]
-    except OSError as error:
-        raise _unreadable(error, path) from error
     if names or state is DirState.FOREIGN:
         raise PrepareError(
             "the directory contains files that prepare_once did not create",

@@ -21,8 +21,9 @@ from rankfeed._util.native import lost_mappings
 from rankfeed._util.process_info import boot_id
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.pointers import file_of
-from rankfeed.errors import CorruptError, SourceError
+from rankfeed.errors import CorruptError
 from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.file_errors import file_errors
 from rankfeed.storage.mapped import map_file
 from rankfeed.storage.truncation import check_not_truncated
 
@@ -87,13 +88,15 @@ class DataFiles:
         """Record the attributes of all files on this host, and the content samples of some."""
         self._host = boot_id()
         self._seen = np.empty((len(self), 3), np.int64)
-        for index in range(len(self)):
-            self._seen[index] = _attributes(self._stat(index))
         #: Hash of the content sample, and ctime, of the sampled files.
         self._samples: dict[int, tuple[int, int]] = {}
+        with file_errors(self._root):
+            for index in range(len(self)):
+                self._seen[index] = _attributes(os.stat(self.path(index)))
         for index in sampled:
-            status = self._stat(index)
-            self._samples[index] = (self._sample(index, status.st_size), status.st_ctime_ns)
+            with file_errors(path := self.path(index)):
+                status = os.stat(path)
+                self._samples[index] = (self._sample(index, status.st_size), status.st_ctime_ns)
         content = np.array([sample for sample, _ in self._samples.values()], np.uint64)
         #: Hexadecimal digits that change with names, sizes and content samples.
         self.fingerprint = digest_of(
@@ -139,7 +142,8 @@ class DataFiles:
         Called after opening it or reading it to its end: it may be replaced before.
         """
         self._adapt_to_host()
-        self._compare(index, self._stat(index))
+        with file_errors(self.path(index)):
+            self._compare(index, os.stat(self.path(index)))
 
     def opened(self, index: int) -> None:
         """As :meth:`check`, for a file that stays open: :meth:`check_open` includes it from now on."""
@@ -169,7 +173,8 @@ class DataFiles:
                 reraise_interrupt(error)
                 continue
             if status.st_ino & _INT64_MAX == self._seen[index, _INODE]:
-                self._compare(index, status)
+                with file_errors(self.path(index)):
+                    self._compare(index, status)
         self._next_check = time.monotonic() + CHECK_SECONDS
 
     def _compare(self, index: int, status: os.stat_result) -> None:
@@ -203,26 +208,14 @@ class DataFiles:
         """Hash of the bytes at the start, middle and end of a file."""
         offsets = {0, max(0, (size - SAMPLE_BYTES) // 2), max(0, size - SAMPLE_BYTES)}
         state = xxhash.xxh3_64()
+        # O_NONBLOCK: opening a pipe would wait for a writer.
+        handle = os.open(self.path(index), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            # O_NONBLOCK: opening a pipe would wait for a writer.
-            handle = os.open(self.path(index), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                for offset in sorted(offsets):
-                    state.update(os.pread(handle, SAMPLE_BYTES, offset))
-            finally:
-                os.close(handle)
-        except OSError as error:
-            raise self._unreadable(index, error) from error
+            for offset in sorted(offsets):
+                state.update(os.pread(handle, SAMPLE_BYTES, offset))
+        finally:
+            os.close(handle)
         return state.intdigest()
-
-    def _stat(self, index: int) -> os.stat_result:
-        try:
-            return os.stat(self.path(index))
-        except OSError as error:
-            raise self._unreadable(index, error) from error
-
-    def _unreadable(self, index: int, error: OSError) -> SourceError:
-        return SourceError("the file cannot be read", found=error.strerror or error, where=self.path(index))
 
     def _adapt_to_host(self) -> None:
         """Observe the files again on another host, whose copy of the data has other times and inodes."""

@@ -8,12 +8,24 @@ from rankfeed.errors import CorruptError, RankfeedError, SourceError, safe_str, 
 
 
 @contextmanager
+def os_errors(
+    kind: type[RankfeedError], summary: str, where: str | os.PathLike[str], remedy: str | None = None
+) -> Iterator[None]:
+    """Convert an OSError to an error of a class, which names the file of the OSError if it has one."""
+    try:
+        yield
+    except OSError as error:
+        found = error.strerror or error
+        raise kind(summary, found=found, where=error.filename or where, remedy=remedy) from error
+
+
+@contextmanager
 def file_errors(
     where: str | os.PathLike[str], *damage: type[Exception], remedy: str | None = None
 ) -> Iterator[None]:
     """Convert an OSError to a SourceError, and exceptions of the classes ``damage`` to a CorruptError.
 
-    Errors of rankfeed that name no place get this one.
+    Errors name the file of the OSError if it has one, else ``where``, as errors of rankfeed without a place do.
     """
     kinds: tuple[type[Exception], ...] = (OSError, *damage)
     try:
@@ -25,6 +37,6 @@ def file_errors(
     except kinds as error:
         problem = (safe_str(error).splitlines() or [type(error).__name__])[0][:300]
         if isinstance(error, OSError) and error.errno is not None:  # without a number, a library found damage
-            problem = error.strerror or problem
+            problem, where = error.strerror or problem, error.filename or where
             raise SourceError("the file cannot be read", found=problem, where=where, remedy=remedy) from error
         raise CorruptError("the file is damaged", found=problem, where=where, remedy=remedy) from error

@@ -255,8 +255,8 @@ class Lease:
             with suppress(OSError):
                 (self.directory / f"{me.token}{_RETURNED}").unlink()
             with suppress(OSError):
-                owner = _read_owner(self.directory / me.file)
-                if owner is not None and owner.token == me.token:
+                recorded = _read_owner(self.directory / me.file)
+                if recorded is not None and recorded.token == me.token:
                     (self.directory / me.file).unlink()
         with suppress(OSError):  # not empty
             self.directory.rmdir()

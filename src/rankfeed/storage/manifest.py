@@ -16,6 +16,7 @@ from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import decodable
+from rankfeed.storage.file_errors import os_errors
 from rankfeed.storage.safe_names import check_data_name
 
 #: A directory with a file of this name is a written dataset.
@@ -75,10 +76,8 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read and check the manifest of a dataset; raises SourceError, CorruptError or UnsafeError."""
     root = Path(folder)
     path = root / MANIFEST_NAME
-    try:
+    with os_errors(SourceError, "the manifest cannot be read", path):
         content = path.read_bytes()
-    except OSError as error:
-        raise SourceError("the manifest cannot be read", found=error, where=path) from error
     remedy = "restore the file, or write the dataset again"
     try:
         head = msgspec.json.decode(content, type=_Head)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from rankfeed._util.mapped_memory import MappedMemory
 from rankfeed._util.native import native_library
-from rankfeed.errors import SourceError
+from rankfeed.storage.file_errors import file_errors
 
 
 class MappedFile(MappedMemory):
@@ -46,9 +46,7 @@ class MappedFile(MappedMemory):
 
 def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
     """The bytes of a file as a read-only array, which keeps the mapping alive; raises SourceError."""
-    try:
+    with file_errors(path):
         if os.path.getsize(path) == 0:
             return np.empty(0, np.uint8)  # cannot be mapped
         return np.asarray(MappedFile(path))
-    except (OSError, ValueError) as error:
-        raise SourceError("the file cannot be read", found=error, where=os.fspath(path)) from error

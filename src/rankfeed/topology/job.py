@@ -4,16 +4,10 @@ import os
 import socket
 
 from rankfeed._util.process_info import process_start_time
+from rankfeed.topology.launchers import OUTER
 
-#: Variables that together identify a launch of their launcher, on all its hosts.
-_LAUNCH_VARIABLES = (
-    ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-    ("OMPI_MCA_ess_base_jobid",),
-    ("PMIX_NAMESPACE",),
-    ("LSB_JOBID", "LSB_JOBINDEX"),
-)
-#: Variables of launchers that do not identify the launch.
-_ANONYMOUS = ("TORCHELASTIC_RUN_ID", "PMI_RANK", "MV2_COMM_WORLD_RANK", "LOCAL_RANK")
+#: Variables of processes that were started by a launcher which does not identify the launch.
+_ANONYMOUS = ("TORCHELASTIC_RUN_ID", "LOCAL_RANK", *(name for row in OUTER if not row.launch for name in row.rank))
 
 #: Prefixes of identifiers that are unique on one host only: of a job, and of a launch.
 ONE_HOST, PARENT = "on ", "parent "
@@ -25,10 +19,9 @@ def launch_id() -> str:
     by_torchrun = "TORCHELASTIC_RUN_ID" in environ  # inside another launcher too; it restarts processes
     restart = environ.get("TORCHELASTIC_RESTART_COUNT")
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT", "")
-    for names in _LAUNCH_VARIABLES:
-        in_launch = environ.get(names[0]) and (names[0] != "SLURM_JOB_ID" or environ.get("SLURM_STEP_ID"))
-        if in_launch and not by_torchrun:
-            return " ".join(f"{name}={environ.get(name, '')}" for name in names)
+    for row in () if by_torchrun else OUTER:
+        if row.launch and all(environ.get(names[0]) for names in (row.launch, row.step) if names):
+            return " ".join(f"{name}={environ.get(name, '')}" for name in row.launch)
     if by_torchrun and environ["TORCHELASTIC_RUN_ID"] != "none":
         return f"TORCHELASTIC_RUN_ID={environ['TORCHELASTIC_RUN_ID']} {restart}"
     if by_torchrun and address and environ.get("LOCAL_WORLD_SIZE") != environ.get("WORLD_SIZE"):

@@ -25,6 +25,7 @@ class Launcher:
     num_nodes: tuple[str, ...] = ()
     tasks_per_node: tuple[str, ...] = ()  # Slurm's list, which contains the local size
     step: tuple[str, ...] = ()
+    launch: tuple[str, ...] = ()  # together they identify a launch, on all its hosts
     applies: Callable[[Mapping[str, str]], bool] = lambda environ: True
 
 
@@ -60,6 +61,7 @@ SLURM = Launcher(
     num_nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
     tasks_per_node=("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
     step=("SLURM_STEP_ID",),
+    launch=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
     applies=_is_slurm_task,
 )
 OPENMPI = Launcher(
@@ -69,6 +71,7 @@ OPENMPI = Launcher(
     local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
     local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
     # OMPI_COMM_WORLD_NODE_RANK is not here: it counts processes on this node, over jobs.
+    launch=("OMPI_MCA_ess_base_jobid",),
 )
 MPICH = Launcher(
     "mpich",
@@ -88,13 +91,19 @@ MVAPICH2 = Launcher(
 )
 # PMIx sets no size: another launcher must. Open MPI also sets PMIX_RANK in a process without a launcher when MPI
 # is initialised (Lightning does so if mpi4py is installed), and its children inherit that.
-PMIX = Launcher("pmix", rank=("PMIX_RANK",), applies=lambda environ: environ.get("OMPI_MCA_ess") != "singleton")
+PMIX = Launcher(
+    "pmix",
+    rank=("PMIX_RANK",),
+    launch=("PMIX_NAMESPACE",),
+    applies=lambda environ: environ.get("OMPI_MCA_ess") != "singleton",
+)
 LSF = Launcher(
     "lsf",
     rank=("JSM_NAMESPACE_RANK",),
     size=("JSM_NAMESPACE_SIZE",),
     local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
     local_size=("JSM_NAMESPACE_LOCAL_SIZE",),
+    launch=("LSB_JOBID", "LSB_JOBINDEX"),
 )
 # Launchers that start processes themselves, in the order in which they are read, after torchrun.
 OUTER = (SLURM, OPENMPI, MPICH, INTEL_MPI, MVAPICH2, PMIX, LSF)

@@ -4,7 +4,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import zip_longest
@@ -20,11 +20,12 @@ from rankfeed.sources.open import STAGING_NAME
 from rankfeed.sources.packed import PackedSource
 from rankfeed.sources.source import LogicalTypes
 from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.file_errors import os_errors
 from rankfeed.storage.lease import HeldLease
 from rankfeed.storage.manifest import MANIFEST_NAME, Manifest
 from rankfeed.writer.chunk import Chunk, Fields, gather_shards, join_fields
 from rankfeed.writer.journal import ORIGIN_SEPARATOR, commit, complete_commit
-from rankfeed.writer.runners import Runner
+from rankfeed.writer.runners import RunTasks
 from rankfeed.writer.sample_map import SampleMap
 from rankfeed.writer.staging import (
     TASKS,
@@ -38,7 +39,7 @@ from rankfeed.writer.staging import (
     widened,
     write_part,
 )
-from rankfeed.writer.tasks import WriteJob, chunks_of_iterable, convert_os_error, partition, shards_of_task
+from rankfeed.writer.tasks import WriteJob, chunks_of_iterable, partition, shards_of_task
 
 #: Changes if the same input would be written as different bytes.
 _LAYOUT = "3"
@@ -94,10 +95,15 @@ class WriteRequest:
         return WriteJob(name, self.given, staging, self.shard_bytes, batch, self.sample_map, self.plan)
 
 
-def coordinate(request: WriteRequest, runner: Runner) -> PackedSource:
-    """Write the dataset, as the only process that does so in this directory."""
+def coordinate(
+    request: WriteRequest, run: RunTasks, session: AbstractContextManager[Any] | None = None
+) -> PackedSource:
+    """Write the dataset, as the only process that does so in this directory.
+
+    ``session`` is that of the cluster whose machines write the shards, which are read again before the commit.
+    """
     dest = request.dest
-    with convert_os_error("cannot write the dataset", dest, REMEDY):
+    with os_errors(WriteError, "cannot write the dataset", dest, REMEDY):
         check_destination(dest, append=request.append)
         is_new = not dest.exists() or not any(path.name != STAGING_NAME for path in dest.iterdir())
         total = len(request.given) if isinstance(request.given, Source) else None
@@ -105,10 +111,10 @@ def coordinate(request: WriteRequest, runner: Runner) -> PackedSource:
         try:
             with lock_staging(dest) as (staging, held):
                 try:
-                    with runner.session(), bar as advance:
+                    with session or nullcontext(), bar as advance:
                         write = StagedWrite(request, staging, held)
                         if write.begin(advance):
-                            write.finish(write.run(runner, advance), verify=runner.is_remote)
+                            write.finish(write.run(run, advance), verify=session is not None)
                     return PackedSource(dest)
                 finally:
                     # What a second call continues stays, and what ranks are writing.
@@ -186,7 +192,7 @@ class StagedWrite:
         begin_staging(self.staging, self.stamp, resume=request.resume, shared=shared)
         return True
 
-    def run(self, runner: Runner, advance: Callable[[int], None]) -> list[Part]:
+    def run(self, run: RunTasks, advance: Callable[[int], None]) -> list[Part]:
         """Write all rows; the staged shards in order."""
         request, given, parts = self.request, self.request.given, []
         if not isinstance(given, Source):
@@ -199,7 +205,7 @@ class StagedWrite:
         tasks, batch = partition(request.job(name, self.staging))
         name = digest_of(name.encode(), repr((tasks, batch)).encode())
         done: dict[int, list[Part]] = {}
-        for task, written in runner.run(request.job(name, self.staging, batch), tasks):
+        for task, written in run(request.job(name, self.staging, batch), tasks):
             if task.number not in done:
                 advance(task.stop - task.start)
             done[task.number] = written

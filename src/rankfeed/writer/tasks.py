@@ -4,7 +4,6 @@ Partitioning and writing are pure functions of the data, so a task that is writt
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ from rankfeed.columns.columns import Columns
 from rankfeed.errors import WriteError
 from rankfeed.plan import Plan
 from rankfeed.sources import Source
+from rankfeed.storage.file_errors import os_errors
 from rankfeed.writer.chunk import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -68,20 +68,11 @@ def run_task(job: WriteJob, task: WriteTask) -> list[Part]:
     parts = read_task(job.staging, task.number, job.name)
     if parts is not None and all(is_intact(job.staging, part) for part in parts):
         return parts
-    with convert_os_error("cannot write a shard", job.staging.parent):
+    with os_errors(WriteError, "cannot write a shard", job.staging.parent):
         shards = enumerate(shards_of_task(job, task))
         parts = [write_part(job.staging, task.number, index, shard) for index, shard in shards]
         write_task(job.staging, task.number, job.name, parts)
     return parts
-
-
-@contextmanager
-def convert_os_error(summary: str, where: object, remedy: str | None = None) -> Iterator[None]:
-    """Raise an OSError of the block as a WriteError."""
-    try:
-        yield
-    except OSError as error:
-        raise WriteError(summary, found=error, where=where, remedy=remedy) from error
 
 
 def partition(job: WriteJob) -> tuple[list[WriteTask], int]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,7 +22,7 @@ from rankfeed.sources import Source
 from rankfeed.sources.open import STAGING_NAME
 from rankfeed.sources.packed import PackedSource
 from rankfeed.writer.coordinator import WriteRequest, coordinate
-from rankfeed.writer.runners.local import LocalRunner
+from rankfeed.writer.runners.local import run_locally
 from rankfeed.writer.sample_map import SampleMap
 
 RunnerName = Literal["local", "ray", "ranks"]
@@ -140,9 +141,10 @@ def write(
             remedy='name the rows, such as key="2024-05-01", and change the name whenever they change',
         )
     if runner == "ray":
-        from rankfeed.writer.runners.ray import RayRunner
+        from rankfeed.writer.runners.ray import RayCluster
 
-        return coordinate(request, RayRunner(workers, stall_timeout))
+        cluster = RayCluster(workers, stall_timeout)
+        return coordinate(request, cluster.run, cluster.session())
     if runner == "ranks":
         from rankfeed.writer.runners.ranks import write_on_ranks
 
@@ -155,7 +157,7 @@ def write(
                 remedy=f"remove {request.dest / STAGING_NAME} before the job starts",
             )
         return write_on_ranks(request, stall_timeout)
-    return coordinate(request, LocalRunner(workers))
+    return coordinate(request, partial(run_locally, workers))
 
 
 def _plan(given: Any, order: str, seed: int) -> Plan | None:

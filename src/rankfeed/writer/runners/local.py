@@ -10,7 +10,7 @@ from functools import partial
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, WorkerPool, is_supported
 from rankfeed.errors import WriteError
-from rankfeed.writer.runners import Runner, picklable_error
+from rankfeed.writer.runners import picklable_error
 from rankfeed.writer.staging import Part
 from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
 
@@ -18,21 +18,18 @@ from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
 _START_LIMIT = 600.0
 
 
-class LocalRunner(Runner):
-    """This process, or worker processes of this machine: one per core if ``workers`` is None."""
-
-    def __init__(self, workers: int | None) -> None:
-        self.workers = workers
-
-    def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[tuple[WriteTask, list[Part]]]:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        count = min(len(tasks), cores if self.workers is None else self.workers)
-        if count > 1 and is_supported():
-            try:
-                return _run_in_workers(Payload(partial(answer_task, job)), tasks, count)
-            except Exception as error:  # the job cannot be pickled
-                reraise_interrupt(error)
-        return ((task, run_task(job, task)) for task in tasks)
+def run_locally(
+    workers: int | None, job: WriteJob, tasks: list[WriteTask]
+) -> Iterator[tuple[WriteTask, list[Part]]]:
+    """Run tasks in this process, or in worker processes: one per core if ``workers`` is None."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(len(tasks), cores if workers is None else workers)
+    if count > 1 and is_supported():
+        try:
+            return _run_in_workers(Payload(partial(answer_task, job)), tasks, count)
+        except Exception as error:  # the job cannot be pickled
+            reraise_interrupt(error)
+    return ((task, run_task(job, task)) for task in tasks)
 
 
 def answer_task(job: WriteJob, message: bytearray, channel: Channel) -> None:

@@ -22,6 +22,7 @@ from rankfeed.sources import Source
 from rankfeed.sources.open import STAGING_NAME
 from rankfeed.sources.packed import PackedSource
 from rankfeed.storage.failure import Failure, failed_tokens, find_failure, next_attempt, write_failure
+from rankfeed.storage.file_errors import os_errors
 from rankfeed.storage.lease import DURATION, HeldLease, Lease, LeaseOwner, StallDetector
 from rankfeed.topology import Topology
 from rankfeed.topology.job import is_same_job, job_id
@@ -32,7 +33,6 @@ from rankfeed.writer.coordinator import (
     check_destination,
 )
 from rankfeed.writer.journal import complete_commit
-from rankfeed.writer.runners import Runner
 from rankfeed.writer.staging import (
     TASKS,
     Part,
@@ -42,7 +42,7 @@ from rankfeed.writer.staging import (
     lock_staging,
     read_task,
 )
-from rankfeed.writer.tasks import WriteJob, WriteTask, convert_os_error, run_task
+from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
 
 #: A reassigned task, or the rank that commits, may make no progress for this many times the stall timeout.
 _PATIENCE_FACTOR = 5
@@ -57,7 +57,7 @@ class _EndedError(Exception):
 def write_on_ranks(request: WriteRequest, stall_timeout: float) -> PackedSource:
     """Write together with the other ranks, all of which call this; the dataset, opened."""
     runner = RanksRunner(request.dest, stall_timeout)
-    with convert_os_error("cannot write the dataset", request.dest, REMEDY):
+    with os_errors(WriteError, "cannot write the dataset", request.dest, REMEDY):
         check_destination(request.dest, append=request.append)
         with runner.lock() as (staging, held):
             write = StagedWrite(request, staging, held)
@@ -87,7 +87,7 @@ def _write(write: StagedWrite, runner: "RanksRunner") -> None:
     assert isinstance(request.given, Source)
     enabled = request.progress and runner.rank == 0
     with progress_bar("writing", len(request.given), enabled=enabled) as advance:
-        parts = write.run(runner, advance)
+        parts = write.run(runner.run, advance)
     with runner.lock() as (_, write.held):
         complete_commit(write.staging, write.keep_lease)
         if is_begun(write.staging, write.stamp):
@@ -119,7 +119,7 @@ def claim_order(rank: int, world_size: int, tasks: Iterable[int]) -> list[int]:
     return own + sorted(set(tasks) - set(own), reverse=True)
 
 
-class RanksRunner(Runner):
+class RanksRunner:
     """One of several processes that run the same tasks."""
 
     def __init__(self, dest: Path, stall_timeout: float) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rankfeed.errors import WriteError, describe_error, listed
 from rankfeed.sources.extras import need
-from rankfeed.writer.runners import Runner, picklable_error
+from rankfeed.writer.runners import picklable_error
 from rankfeed.writer.staging import Part
 from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
 
@@ -30,12 +30,11 @@ _NO_CORES_FACTOR = 5
 
 
 @dataclass
-class RayRunner(Runner):
+class RayCluster:
     """The workers of a Ray cluster."""
 
     workers: int | None  # tasks at once; None: one per core of the cluster
     stall_timeout: float  # seconds without a finished task after which it warns
-    is_remote: bool = True
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -64,6 +63,7 @@ class RayRunner(Runner):
                 ray.shutdown()
 
     def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[tuple[WriteTask, list[Part]]]:
+        """Have the workers run tasks."""
         ray = need("ray", extra="ray")
         try:
             pickled = ray.put(ray.cloudpickle.dumps(job))
