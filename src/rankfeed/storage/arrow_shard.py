@@ -122,32 +122,29 @@ def read_shard(
 
 def _stored(data: npt.NDArray[np.uint8], buffers: list[Any], field: Field, rows: int, where: str) -> ColumnBuffer:
     # Arrow's order of buffers: validity, then offsets, for each level of nesting, and the values last.
-    offsets = None
-    if field.kind != "dense":
-        if buffers[0] is not None:
-            raise _damaged(where, "no nulls", "nulls")
-        offsets = _view(data, buffers[1], np.dtype(np.int64), rows + 1, where)
-        buffers = buffers[2:]
-    if any(buffer is not None for buffer in buffers[:-1]):
+    validity = buffers[:-1] if field.kind == "dense" else [buffers[0], *buffers[2:-1]]
+    if any(buffer is not None for buffer in validity):
         raise _damaged(where, "no nulls", "nulls")
-    if offsets is None:
-        return ColumnBuffer(_values(data, buffers[-1], field, rows, where), origin=where)
+    offsets = None
+    length = rows
+    if field.kind != "dense":
+        offsets = _view(data, buffers[1], np.dtype(np.int64), rows + 1, where)
+        _check_offsets(offsets, where)
+        length = int(offsets[-1])
+    count = length * math.prod(field.shape)
+    values = _view(data, buffers[-1], np.dtype(field.dtype or np.uint8), count, where)
+    return ColumnBuffer(values.reshape(length, *field.shape), offsets, where)
+
+
+def _check_offsets(offsets: Int64, where: str) -> None:
     if offsets[0] != 0:
         raise _damaged(where, "offsets from 0 upwards", f"the first is {offsets[0]}")
-    for first in range(0, rows, _CHECK_ROWS):
+    for first in range(0, len(offsets) - 1, _CHECK_ROWS):
         piece = offsets[first : first + _CHECK_ROWS + 1]
         down = piece[1:] < piece[:-1]
         if down.any():
             bad = first + int(np.argmax(down))
             raise _damaged(where, "offsets from 0 upwards", f"{offsets[bad]} to {offsets[bad + 1]} for row {bad}")
-    if field.kind == "ragged":
-        return ColumnBuffer(_values(data, buffers[-1], field, int(offsets[-1]), where), offsets, where)
-    return ColumnBuffer(_view(data, buffers[-1], np.dtype(np.uint8), int(offsets[-1]), where), offsets, where)
-
-
-def _values(data: npt.NDArray[np.uint8], buffer: Any, field: Field, length: int, where: str) -> Array:
-    count = length * math.prod(field.shape)
-    return _view(data, buffer, np.dtype(field.dtype), count, where).reshape(length, *field.shape)
 
 
 def _view(data: npt.NDArray[np.uint8], buffer: Any, dtype: np.dtype[Any], count: int, where: str) -> Array:

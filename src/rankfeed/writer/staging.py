@@ -113,7 +113,7 @@ def begin_staging(staging: Path, origin: str, *, resume: bool, shared: bool) -> 
         owner = Lease(tasks).owner()
         if owner is not None and owner.has_ended is False:
             raise _is_writing(owner, staging)
-    if resume and not is_same and (staging / JOB_NAME).exists() and has_parts(staging):
+    if resume and not is_same and is_resumable(staging):
         raise WriteError(
             "the destination contains an unfinished write of another input, or with other arguments",
             where=staging.parent,
@@ -135,14 +135,10 @@ def is_begun(staging: Path, origin: str) -> bool:
     return False
 
 
-def has_parts(staging: Path) -> bool:
-    """Whether there are finished shards."""
-    return any(staging.glob("*.arrow"))
-
-
 def is_resumable(staging: Path) -> bool:
-    """Whether a second call could continue what is staged."""
-    return (staging / JOB_NAME).exists() and (has_parts(staging) or (staging / JOURNAL_NAME).exists())
+    """Whether a second call could continue what is staged: finished shards, or a commit."""
+    is_started = any(staging.glob("*.arrow")) or (staging / JOURNAL_NAME).exists()
+    return is_started and (staging / JOB_NAME).exists()
 
 
 def clear(staging: Path) -> None:
