@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.diagnostics.batch_columns import Column
-from rankfeed.diagnostics.keys import hash_rows
+from rankfeed.diagnostics.keys import hash_rows, hashes
 
 #: Tokens of a shingle, and of how many hashes one is kept.
 _TOKENS, _KEPT = 12, 16
@@ -38,6 +38,29 @@ def shingles_of(row: npt.NDArray[Any]) -> list[int]:
     mixed ^= mixed >> np.uint64(32)
     kept: list[int] = mixed[mixed % _KEPT == 0].tolist()
     return kept
+
+
+def hashed(fields: Mapping[str, Column]) -> dict[str, list[int]]:
+    """Hashes of the rows of each field that can be hashed."""
+    return {name: keys for name, column in fields.items() if (keys := hashes(column)) is not None}
+
+
+def unmasked(fields: Mapping[str, Column]) -> dict[str, Column]:
+    """Fields without the elements that a mask of zeros and ones, or lengths, leave out of all rows."""
+    arrays = {name: column for name, column in fields.items() if isinstance(column, np.ndarray)}
+    masks = {}  # by the shape that they are for
+    for name, array in arrays.items():
+        if array.ndim == 2 and array.dtype.kind in "iub" and np.isin(array, (0, 1)).all() and array.any():
+            masks[array.shape] = array.astype(bool)
+        elif array.ndim == 1 and array.dtype.kind in "iu" and "len" in name.lower():
+            shapes = (other.shape[:2] for other in arrays.values() if other.ndim > 1)
+            masks |= {shape: np.arange(shape[1]) < array[:, None] for shape in shapes if array.max() <= shape[1]}
+    return {
+        name: [row[kept] for row, kept in zip(column, masks[column.shape[:2]], strict=True)]
+        if name in arrays and column.shape[:2] in masks
+        else column
+        for name, column in fields.items()
+    }
 
 
 def all_ends(found: Mapping[str, Column]) -> dict[str, list[tuple[int, int, int]]]:
