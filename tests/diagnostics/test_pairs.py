@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from rankfeed.diagnostics.batch_columns import columns
 from rankfeed.diagnostics.doctor import rows as shapes
 from rankfeed.diagnostics.doctor.outcomes import changed_reads
-from rankfeed.diagnostics.doctor.pairs import collated_apart
-from rankfeed.diagnostics.doctor.records import EpochLog, RankLog, RunLog, Step
+from rankfeed.diagnostics.doctor.pairs import collated_apart, rows_apart
+from rankfeed.diagnostics.doctor.records import EpochLog, Job, RankLog, RunLog, Step
 from rankfeed.diagnostics.doctor.rereading import reread
 from rankfeed.diagnostics.tagged import record
 
@@ -284,3 +284,126 @@ class Indexable(Dataset[Any]):
 
     def __getitem__(self, indices: Any) -> Any:
         return {"x": np.arange(10).reshape(5, 2)[indices]}
+
+
+#: The samples and labels of a worker of a rank, by (rank, ranks, worker, workers, epoch).
+Shares = Callable[[int, int, int, int, int], tuple[Sequence[int], Sequence[int]]]
+ORDER = range(120)
+
+
+def alike(rank: int, ranks: int, worker: int, workers: int, epoch: int) -> Any:
+    mine = ORDER[rank * workers + worker :: ranks * workers]
+    return mine, mine
+
+
+def by_rank_only(rank: int, ranks: int, worker: int, workers: int, epoch: int) -> Any:
+    return alike(rank, ranks, worker, workers, epoch)[0], ORDER[rank::ranks]
+
+
+def in_runs(rank: int, ranks: int, worker: int, workers: int, epoch: int) -> Any:
+    mine = alike(rank, ranks, worker, workers, epoch)[0]
+    return mine, ORDER[(rank * workers + worker) * len(mine) :]
+
+
+def rolled(rank: int, ranks: int, worker: int, workers: int, epoch: int) -> Any:
+    mine = alike(rank, ranks, worker, workers, epoch)[0]
+    return mine, np.roll(mine, rank).tolist()
+
+
+def mixed_anew(share: Shares) -> Shares:
+    """The same in another order in each epoch."""
+
+    def mixed(rank: int, ranks: int, worker: int, workers: int, epoch: int) -> Any:
+        order = random.Random(epoch).sample(ORDER, len(ORDER))
+        samples, labels = share(rank, ranks, worker, workers, epoch)
+        return [order[sample] for sample in samples], [order[label] for label in labels]
+
+    return mixed
+
+
+Fields = Callable[[int, int, int, int], dict[str, Any]]
+
+
+def streams(share: Shares, fields: Fields) -> tuple[list[RunLog], list[RunLog]]:
+    """A run of two ranks and two workers and one of three ranks, and the control."""
+
+    def steps(rank: int, ranks: int, workers: int, epoch: int) -> Iterator[Step]:
+        shares = [share(rank, ranks, worker, max(1, workers), epoch) for worker in range(max(1, workers))]
+        for start in range(0, len(shares[0][0]), 10):
+            for worker, (samples, labels) in enumerate(shares):
+                places = [*enumerate(zip(samples, labels, strict=False))][start : start + 10]
+                rows = [fields(sample, label, place, rank) for place, (sample, label) in places]
+                batch = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+                ids = batch.pop("sample_id", None)
+                yield Step(
+                    rows=len(rows),
+                    ids=None if ids is None else ids.tolist(),
+                    fields=shapes.hashed(batch),
+                    ends=shapes.all_ends(batch),
+                    worker=worker if workers else None,
+                )
+
+    def log(this: Job) -> RunLog:
+        ranks = [
+            RankLog(
+                rank,
+                epochs=[
+                    EpochLog(epoch, [*steps(rank, this.ranks, this.workers, epoch)], whole=True)
+                    for epoch in range(this.epochs)
+                ],
+            )
+            for rank in range(this.ranks)
+        ]
+        return RunLog(this, ranks)
+
+    runs = [log(job()), log(job(ranks=3, workers=0, epochs=2))]
+    return [log(job(ranks=1, workers=0))] * 2, runs
+
+
+def image(sample: int) -> Any:
+    return np.full((2, 2), sample)
+
+
+LABELS: dict[str, Callable[[int], Any]] = {
+    "classes": lambda label: label % 5,
+    "sorted classes": lambda label: label // 20,
+    "texts": lambda label: f"class {label * 31 % 7}",
+    "floats": lambda label: label * 7 % 11 / 2,
+}
+
+
+@pytest.mark.parametrize("share", [by_rank_only, in_runs, rolled], ids=lambda share: share.__name__)
+@pytest.mark.parametrize(
+    ("name", "ids", "anew"),
+    [*((name, False, False) for name in LABELS), ("classes", True, False), ("texts", True, True)],
+)
+def test_labels_that_are_dealt_otherwise_than_images(share: Shares, name: str, ids: bool, anew: bool) -> None:
+    def fields(sample: int, label: int, place: int, rank: int) -> dict[str, Any]:
+        row = {"x": image(sample), "y": LABELS[name](label)}
+        return row | {"sample_id": sample} if ids else row
+
+    for dealt in (share, alike):
+        controls, runs = streams(mixed_anew(dealt) if anew else dealt, fields)
+        found = [*rows_apart(controls, runs)]
+        assert {each.code for each in found} == ({"rows-come-apart"} if dealt is share else set())
+
+
+#: Fields that depend on the rank, on the place in a stream or on a dataset beside, and on nothing else.
+BESIDE: dict[str, Fields] = {
+    "counters": lambda sample, label, place, rank: {"place": place, "rank": rank, "step": place // 10},
+    "the row of a batch": lambda sample, label, place, rank: {"row": place % 10},
+    "the first of a stream": lambda sample, label, place, rank: {"first": place == 0},
+    "noise that is the same in each worker": lambda sample, label, place, rank: {"t": hash((place, 0.5))},
+    "flags seeded by rank and sample": lambda sample, label, place, rank: {"flip": hash((rank, sample, 1)) % 2},
+    "another dataset": lambda sample, label, place, rank: {"other": 1000 + label % 60, "kind": label % 60 % 4},
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("anew", [False, True])
+def test_fields_that_do_not_belong_to_the_sample(name: str, anew: bool) -> None:
+    def fields(sample: int, label: int, place: int, rank: int) -> dict[str, Any]:
+        return {"x": image(sample), "y": sample % 7} | BESIDE[name](sample, label, place, rank)
+
+    share = by_rank_only if name == "another dataset" else alike
+    assert [*rows_apart(*streams(mixed_anew(share) if anew else share, fields))] == []
