@@ -414,6 +414,24 @@ def test_the_universe_is_a_control_of_its_own() -> None:
     assert codes(diagnose([log(job(), sound)], [], cpus=4, universe=SAMPLES), notes=False) == []
 
 
+def test_a_universe_of_which_each_epoch_repeats_the_same_samples() -> None:
+    """Two indices that read one item, and no draws with replacement, which differ by epoch."""
+
+    def doubled(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        return batched([max(each, 24) for each in shuffled(epoch)][rank::ranks], workers)
+
+    found = diagnose([log(job(), doubled)], alone(doubled), cpus=4, universe=SAMPLES)
+    assert "error" in {severity for _, severity in codes(found)}
+    assert codes(diagnose([log(job(), doubled)], alone(doubled), cpus=4), notes=False) == []
+
+    def drawn(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        draws = random.Random(epoch).choices(range(SAMPLES), k=SAMPLES)
+        return batched(draws[rank::ranks], workers)
+
+    found = diagnose([log(job(), drawn)], alone(drawn), cpus=4, universe=SAMPLES)
+    assert codes(found, notes=False) == [("drawn-with-replacement", "unproven")]
+
+
 def test_samples_that_collate_drops() -> None:
     def filtering(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         kept = [each for each in samples if each % 10]

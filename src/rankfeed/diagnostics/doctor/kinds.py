@@ -1,13 +1,12 @@
 """Which kind of key identifies rows: ids, dataset indices, content, stable fields; the strongest that holds."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from rankfeed.diagnostics.doctor.consistency import index_fields
 from rankfeed.diagnostics.doctor.packing import REPETITIVE, repeated
-from rankfeed.diagnostics.doctor.records import EpochLog, Padding, RowKey, RunLog, Step, padding_of
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step, padding_of
 
 #: Keys identify samples if at least this share of the control's rows has one of its own.
 _IDENTIFYING = 0.9
@@ -123,7 +122,8 @@ def _content(controls: Sequence[RunLog], runs: Sequence[RunLog], ignored: Collec
     paddings = {name: padding_of(name, steps) for name in names}
 
     def kind_of(fields: Sequence[str], name: str = "") -> Kind:
-        return _kind(name, partial(_columns, {each: paddings[each] for each in fields}), controls)
+        chosen = {each: paddings[each] for each in fields}
+        return _kind(name, lambda step: [*step.combined(chosen)], controls)
 
     stable = [name for name in names if _is_stable(kind_of([name]), controls, runs)]
     fields = [name for name in stable if _identifies(kind_of([name]), controls)] or stable
@@ -151,12 +151,6 @@ def _mismatch(kind: Kind, runs: Sequence[RunLog]) -> int:
         for expected, each in zip(kind.control or (), run.epochs, strict=False)
     ]
     return sum((one - other).total() + (other - one).total() for one, other in pairs)
-
-
-def _columns(paddings: Mapping[str, Padding | None], step: Step) -> list[RowKey]:
-    """One key for the fields of each row."""
-    columns = [step.unpadded(name, padding) for name, padding in paddings.items()]
-    return [hash(row) for row in zip(*columns, strict=False)]
 
 
 def _is_stable(kind: Kind, controls: Sequence[RunLog], runs: Sequence[RunLog]) -> bool:

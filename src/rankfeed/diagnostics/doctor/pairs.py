@@ -21,8 +21,8 @@ _OTHER = 0.2
 _INCOMPLETE = 0.1
 #: A label has at most this share of different values.
 _LABELS = 0.25
-#: Combinations of fields that are compared.
-_CHOICES = 64
+#: Fields that samples are identified by, and combinations of fields that are compared.
+_ANCHORS, _CHOICES = 4, 64
 _WHAT = "fields of a sample arrive with those of other samples"
 _Keys = Callable[[Step], Sequence[RowKey]]
 _Paddings = Mapping[str, Padding | None]
@@ -47,31 +47,34 @@ def rows_apart(controls: Sequence[RunLog], runs: Sequence[RunLog]) -> Iterator[F
         return
     names = sorted(set.intersection(*({*step.fields} for step in steps)))
     paddings = {name: padding_of(name, steps) for name in names}
-    by_content: list[_Keys] = [partial(_keys, paddings={name: padding}) for name, padding in paddings.items()]
+    whole = [epoch for log in controls[:2] for epoch in log.ranks[0].whole]
+    by_content: list[_Keys] = [partial(Step.combined, paddings={name: paddings[name]}) for name in names]
+    by_content = [*islice((keys for keys in by_content if _identifies(whole, keys)), _ANCHORS)]
+    anchors: list[_Keys] = [lambda step: step.ids or (), *by_content, lambda step: step.indices or ()]
     remaining = list(runs)
-    named: list[_Keys] = [lambda step: step.ids or (), *by_content, lambda step: step.indices or ()]
-    for keys in named:
-        control = [_rows(0, epoch, keys, paddings) for log in controls[:2] for epoch in log.ranks[0].whole]
-        orders = {tuple(row.key for row in rows) for rows in control}
-        moved = len(orders) > 1
-        if not control or any(not order or len(order) != len({*order}) for order in orders):
-            continue
-        if not moved and (keys(steps[0]) == steps[0].indices or len(control) < 4):
+    for keys in anchors:
+        control = [_rows(0, epoch, keys, paddings) for epoch in whole]
+        moved = len({tuple(row.key for row in rows) for rows in control}) > 1
+        if not moved and (keys is anchors[-1] or len(control) < 4):
             continue  # collate may sort its samples; random numbers may be the same in two equal epochs
-        for run in [*remaining]:
+        for run in [*remaining] if _identifies(whole, keys) else ():
             if text := _apart(run, control, keys, paddings, moved=moved):
                 remaining.remove(run)
                 yield finding("rows-come-apart", "error", _WHAT, f"{run.job.name}: {text}")
 
 
+def _identifies(epochs: Sequence[EpochLog], keys: _Keys) -> bool:
+    """Whether all rows of each epoch have keys of their own."""
+    orders = ([key for step in epoch.steps for key in keys(step)] for epoch in epochs)
+    return bool(epochs) and all(order and len(order) == len({*order}) for order in orders)
+
+
 def _rows(rank: int, epoch: EpochLog, keys: _Keys, paddings: _Paddings) -> list[_Row]:
-    return [
-        _Row(key, values, (rank, step.worker))
-        for step in epoch.steps
-        for key, values in zip(
-            keys(step), zip(*(step.unpadded(*pair) for pair in paddings.items()), strict=False), strict=False
-        )
-    ]
+    rows = []
+    for step in epoch.steps:
+        values = zip(*(step.unpadded(*pair) for pair in paddings.items()), strict=False)
+        rows += [_Row(*pair, (rank, step.worker)) for pair in zip(keys(step), values, strict=False)]
+    return rows
 
 
 def _apart(
@@ -170,10 +173,5 @@ def collated_apart(controls: Sequence[RunLog]) -> Iterator[Finding]:
 
 def _values(read: CollatedAlone, paddings: _Paddings) -> tuple[list[list[int]], list[list[int]]]:
     """Sorted keys of some fields together, of the rows of each batch, and of its samples alone."""
-    batches = [sorted(_keys(step, paddings)) for step in read.together]
-    return batches, [sorted(key for step in steps for key in _keys(step, paddings)) for steps in read.alone]
-
-
-def _keys(step: Step, paddings: _Paddings) -> list[int]:
-    """One key for some fields of each row."""
-    return [hash(row) for row in zip(*(step.unpadded(*pair) for pair in paddings.items()), strict=False)]
+    batches = [sorted(step.combined(paddings)) for step in read.together]
+    return batches, [sorted(key for step in steps for key in step.combined(paddings)) for steps in read.alone]

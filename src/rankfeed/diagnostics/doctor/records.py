@@ -1,7 +1,7 @@
 """What the ranks of a run are asked to do and what they report."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -103,6 +103,10 @@ class Step:
         if padding is None or not ends:
             return column
         return [body if value == padding[1] else key for key, (value, body, _) in zip(column, ends, strict=True)]
+
+    def combined(self, paddings: Mapping[str, Padding | None]) -> list[int]:
+        """One key for some fields of each row together, without padding."""
+        return [hash(row) for row in zip(*(self.unpadded(*pair) for pair in paddings.items()), strict=False)]
 
     @property
     def content(self) -> list[RowKey]:

@@ -19,8 +19,8 @@ from rankfeed.diagnostics.tagged import Origin, is_generator, origin_of
 
 #: Batches that are read again, if that takes no longer than this many seconds.
 BATCHES, _SECONDS = 4, 2.0
-#: Objects among which generators are searched, nearest first.
-_OBJECTS = 20_000
+#: Objects among which generators are searched, nearest first, and entries of a container that is searched.
+_OBJECTS, _ENTRIES = 20_000, 1000
 
 
 def reread(loader: Any, waited: float, *, copies: bool = True) -> Iterator[ReadAgain | CollatedAlone]:
@@ -101,6 +101,8 @@ def _generators(origin: Origin) -> list[Any]:
     for thing in reached:  # which grows
         if len(reached) > _OBJECTS:
             break
+        if isinstance(thing, (list, tuple, dict, set)) and len(thing) > _ENTRIES:
+            continue  # data
         new = [each for each in gc.get_referents(thing) if gc.is_tracked(each) or is_generator(each)]
         new = [each for each in new if id(each) not in seen and not isinstance(each, (type, ModuleType))]
         seen.update(map(id, new))
