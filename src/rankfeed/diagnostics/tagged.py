@@ -45,8 +45,9 @@ def record(loader: Any, *, indices: bool = True, keep: int = 0) -> Callable[[], 
     from torch.utils.data import IterableDataset
 
     before = loader.dataset, loader.collate_fn, loader.worker_init_fn
-    tagging = _Tagging(loader.collate_fn, loader.worker_init_fn, keep)
     indexed = indices and not isinstance(loader.dataset, IterableDataset)
+    keep = keep if indexed or loader.batch_sampler is not None else 0  # batches of a stream have no samples
+    tagging = _Tagging(loader.collate_fn, loader.worker_init_fn, keep)
 
     def put(dataset: Any, collate: Any, init: Any) -> None:
         object.__setattr__(loader, "dataset", dataset)  # DataLoader refuses setattr
@@ -63,12 +64,13 @@ class Origin:
     Attributes:
         dataset: the user's; None if it has no indices.
         collate: the user's function.
-        kept: of the first batches, the indices and copies of the samples that collate was given.
+        kept: of the first batches, the indices, a copy of the samples that collate was given, and whether they
+            are several and not fetched as one.
     """
 
     dataset: Any
     collate: Callable[[Any], Any]
-    kept: list[tuple[list[int] | None, Any]]
+    kept: list[tuple[list[int] | None, Any, bool]]
 
 
 def origin_of(loader: Any) -> Origin | None:
@@ -121,7 +123,7 @@ class _Tagging:
 
     def __init__(self, collate: Callable[[Any], Any], init: Callable[[int], object] | None, keep: int) -> None:
         self.of, self._init, self._keep = collate, init, keep
-        self.kept: list[tuple[list[int] | None, Any]] = []
+        self.kept: list[tuple[list[int] | None, Any, bool]] = []
         self._generators: dict[str, Any] = {}
         #: States when the worker began, and now; digests of the streams that were drawn from.
         self._first: dict[str, str] = {}
@@ -147,10 +149,10 @@ class _Tagging:
     def __call__(self, samples: Any) -> Tagged:
         from torch.utils.data import get_worker_info
 
-        several = [*samples] if isinstance(samples, (list, tuple)) else [samples]
-        indices, bare, info = None, [], get_worker_info()
+        is_list, info = isinstance(samples, (list, tuple)), get_worker_info()
+        several = [*samples] if is_list else [samples]
+        indices, bare = None, []
         if several and all(type(each) is _Indexed for each in several):
-            is_list = isinstance(samples, (list, tuple))
             numbers = [each.index for each in several] if is_list else samples.index
             if isinstance(numbers, (list, tuple)) and all(hasattr(each, "__index__") for each in numbers):
                 indices = [int(each) for each in numbers]
@@ -158,7 +160,7 @@ class _Tagging:
             samples = bare if is_list else samples.sample
         if info is None and len(self.kept) < self._keep:
             with suppress(Exception):  # of objects that cannot be copied
-                self.kept.append((indices, copy.deepcopy(samples)))
+                self.kept.append((indices, copy.deepcopy(samples), is_list))
         batch = self.of(samples)
         dropped = _dropped(bare, batch) if bare else 0
         if info is None:

@@ -88,7 +88,7 @@ class LoaderReader:
         self.phase = "starting"
         self._key: Key | None = job.key
         self._subset: list[int] | None = None
-        self._seconds_of_a_batch = 0.0
+        self._seconds_of_a_batch = 0.0  # the last one
         self._ours = False
         self._measure_at = 0.0
         self.memory = inspection.ImportMeter()
@@ -172,7 +172,7 @@ class LoaderReader:
         start = time.perf_counter()
         for steps, batch in enumerate(iter(loader), 1):
             waited = time.perf_counter() - start
-            self._seconds_of_a_batch = max(self._seconds_of_a_batch, waited)
+            self._seconds_of_a_batch = waited
             if state is not None:  # there is a batch to resume with
                 Path(str(job.states), f"{self.rank}.pt").write_bytes(state)
                 self.report(Event("state", steps - 1))

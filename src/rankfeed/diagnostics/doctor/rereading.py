@@ -18,7 +18,7 @@ from rankfeed.diagnostics.doctor.records import CollatedAlone, ReadAgain, Step
 from rankfeed.diagnostics.tagged import Origin, is_generator, origin_of
 
 #: Batches that are read again, if that takes no longer than this many seconds.
-BATCHES, _SECONDS = 4, 2.0
+BATCHES, _SECONDS = 4, 1.0
 #: Objects among which generators are searched, nearest first, and entries of a container that is searched.
 _OBJECTS, _ENTRIES = 20_000, 1000
 
@@ -26,7 +26,7 @@ _OBJECTS, _ENTRIES = 20_000, 1000
 def reread(loader: Any, waited: float, *, copies: bool = True) -> Iterator[ReadAgain | CollatedAlone]:
     """What the first batches hold if they are read again.
 
-    ``waited``: seconds that a batch took before; ``copies``: whether the dataset may be copied.
+    ``waited``: seconds that a batch took; ``copies``: whether the dataset may be copied.
     """
     origin = origin_of(loader)
     if origin is None or not origin.kept:
@@ -68,10 +68,10 @@ def _read(origin: Origin, dataset: Any) -> list[Step]:
 
 def _samples(origin: Origin, dataset: Any) -> Iterator[tuple[Any, int]]:
     """The samples of each batch as collate is given them, and their number."""
-    for indices, samples in origin.kept:
+    for indices, samples, are_several in origin.kept:
         if dataset is None or indices is None:
             yield copy.deepcopy(samples), len(indices or samples)
-        elif not isinstance(samples, (list, tuple)):
+        elif not are_several:
             yield dataset[indices], len(indices)
         elif callable(several := getattr(dataset, "__getitems__", None)):
             yield several(indices), len(indices)
@@ -81,7 +81,7 @@ def _samples(origin: Origin, dataset: Any) -> Iterator[tuple[Any, int]]:
 
 def _collated_alone(origin: Origin, generators: Sequence[Any]) -> CollatedAlone:
     before = pickle.dumps([*map(_state, generators)])
-    batches = [samples for _, samples in origin.kept if isinstance(samples, (list, tuple))]
+    batches = [samples for _, samples, are_several in origin.kept if are_several]
     together = [_step(origin.collate(copy.deepcopy(samples)), len(samples)) for samples in batches]
     alone = [[_step(origin.collate([copy.deepcopy(each)]), 1) for each in samples] for samples in batches]
     return CollatedAlone(together, alone, drew=pickle.dumps([*map(_state, generators)]) != before)
