@@ -307,7 +307,7 @@ def in_runs(rank: int, ranks: int, worker: int, workers: int, epoch: int) -> Any
 
 def rolled(rank: int, ranks: int, worker: int, workers: int, epoch: int) -> Any:
     mine = alike(rank, ranks, worker, workers, epoch)[0]
-    return mine, np.roll(mine, rank).tolist()
+    return mine, np.roll(mine, 12 * rank).tolist()
 
 
 def mixed_anew(share: Shares) -> Shares:
