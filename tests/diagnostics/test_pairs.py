@@ -149,6 +149,8 @@ def tokens_shuffled(rows: list[Any]) -> Any:
 
 COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "tokens sorted": tokens_sorted,
+    "tokens sorted, with a padding mask": lambda rows: {
+        "tokens": (tokens := tokens_sorted(rows)[0]), "hidden": tokens == 0, "labels": padded(rows)["labels"]},
     "labels reversed": lambda rows: (padded(rows)["tokens"], torch.tensor([label for _, label in rows[::-1]])),
     "labels shifted": lambda rows: padded(rows) | {"labels": padded(rows)["labels"].roll(1)},
     "lengths sorted": lambda rows: padded(rows) | {"length": torch.tensor(sorted(len(text) for text, _ in rows))},

@@ -46,21 +46,24 @@ def hashed(fields: Mapping[str, Column]) -> dict[str, list[int]]:
 
 
 def unmasked(fields: Mapping[str, Column]) -> dict[str, Column]:
-    """Fields without the elements that a mask of zeros and ones, or lengths, leave out of all rows."""
-    arrays = {name: column for name, column in fields.items() if isinstance(column, np.ndarray)}
-    masks = {}  # by the shape that they are for
+    """Fields without the ends of rows that a mask of zeros and ones, or lengths, leave out."""
+    arrays = {name: column for name, column in fields.items() if isinstance(column, np.ndarray) and column.size}
+    masks: dict[tuple[int, ...], tuple[str, npt.NDArray[Any]]] = {}  # by the shape that they are for
     for name, array in arrays.items():
-        if array.ndim == 2 and array.dtype.kind in "iub" and np.isin(array, (0, 1)).all() and array.any():
-            masks[array.shape] = array.astype(bool)
+        if array.ndim == 2 and array.dtype.kind in "iub" and np.isin(array, (0, 1)).all():
+            kept = array.astype(bool) if array[:, 0].any() else array == 0  # ones may be padding
+            if (kept[:, 1:] != kept[:, :-1]).sum(axis=1).max(initial=0) <= 1:
+                masks.setdefault(array.shape, (name, kept))
         elif array.ndim == 1 and array.dtype.kind in "iu" and "len" in name.lower():
             shapes = (other.shape[:2] for other in arrays.values() if other.ndim > 1)
-            masks |= {shape: np.arange(shape[1]) < array[:, None] for shape in shapes if array.max() <= shape[1]}
-    return {
-        name: [row[kept] for row, kept in zip(column, masks[column.shape[:2]], strict=True)]
-        if name in arrays and column.shape[:2] in masks
-        else column
-        for name, column in fields.items()
-    }
+            for shape in (shape for shape in shapes if array.max() <= shape[1]):
+                masks[shape] = name, np.arange(shape[1]) < array[:, None]
+    result = dict(fields)
+    for name, array in arrays.items():
+        mask, kept = masks.get(array.shape[:2], (name, array))
+        if mask != name:
+            result[name] = [row[places] for row, places in zip(array, kept, strict=True)]
+    return result
 
 
 def all_ends(found: Mapping[str, Column]) -> dict[str, list[tuple[int, int, int]]]:
