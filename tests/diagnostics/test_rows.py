@@ -153,6 +153,8 @@ def test_arrays_in_which_samples_follow_one_another(where: dict[str, Any]) -> No
     found = columns({"y": np.array([5, 6, 7]), "x": np.arange(6) * 10, "edges": edges, **where})
     assert [row.tolist() for row in found["x"]] == [[0], [10, 20], [30, 40, 50]]
     assert [row.tolist() for row in found["edges (of a sample)"]] == [[[], []], [[0], [1]], [[0, 2], [1, 0]]]
+    without = columns({"y": np.array([5, 6, 7]), "x": np.arange(6), "edges": edges[:, :0], **where})
+    assert [row.shape for row in without["edges (of a sample)"]] == [(2, 0)] * 3
 
 
 def test_shingles_are_of_tokens_and_not_of_rows() -> None:

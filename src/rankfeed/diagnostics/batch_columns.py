@@ -42,6 +42,7 @@ def _concatenated(
 ) -> dict[str, Column]:
     """Arrays in which the samples follow one another, cut where an array of their numbers or bounds says."""
     starts: dict[int, npt.NDArray[Any]] = {}  # of each sample, by the length of what is concatenated
+    sizes = {len(array) for array in arrays.values()}
     for array in (*arrays.values(), *(each for each in columns.values() if isinstance(each, np.ndarray))):
         if array.ndim != 1 or array.dtype.kind not in "iu" or array[0] < 0:
             continue
@@ -52,10 +53,11 @@ def _concatenated(
                 starts[int(array[-1])] = array[:-1]
             elif array[-1] < count <= len(array):  # the sample of each entry
                 starts[len(array)] = np.searchsorted(array, np.arange(count))
+    starts = {size: bounds for size, bounds in starts.items() if size in sizes}
     found: dict[str, Column] = {}
     for name, array in arrays.items():
-        is_pairs = array.ndim == 2 and len(array) == 2 and array.dtype.kind in "iu" and array.min() >= 0
-        fitting = [nodes for nodes in starts if is_pairs and nodes > array.max()]
+        is_pairs = array.ndim == 2 and len(array) == 2 and array.dtype.kind in "iu" and array.min(initial=0) >= 0
+        fitting = [nodes for nodes in starts if is_pairs and nodes > array.max(initial=0)]
         if fitting:  # edges from and to nodes
             bounds = starts[min(fitting)]
             samples = np.searchsorted(bounds, array[0], side="right") - 1
