@@ -149,11 +149,11 @@ def test_masks_and_lengths_leave_out_the_ends_of_rows(fields: dict[str, Any], ke
     "where", [{"lengths": Y[1:]}, {"bounds": np.array([0, 1, 3, 6])}, {"owner": np.repeat([0, 1, 2], [1, 2, 3])}]
 )
 def test_arrays_in_which_samples_follow_one_another(where: dict[str, Any]) -> None:
-    edges = np.array([[1, 3, 5], [2, 4, 3]])
-    found = columns({"y": np.array([5, 6, 7]), "x": np.arange(6) * 10, "edges": edges, **where})
+    edges = np.array([[1, 3, 5, 4], [2, 4, 3, 5]])
+    found = columns({"y": np.array([5, 6, 7]), "x": np.arange(6) * 10, "edges": edges, **where}, 3)
     assert [row.tolist() for row in found["x"]] == [[0], [10, 20], [30, 40, 50]]
-    assert [row.tolist() for row in found["edges (of a sample)"]] == [[[], []], [[0], [1]], [[0, 2], [1, 0]]]
-    without = columns({"y": np.array([5, 6, 7]), "x": np.arange(6), "edges": edges[:, :0], **where})
+    assert [row.tolist() for row in found["edges (of a sample)"]] == [[[], []], [[0], [1]], [[0, 2, 1], [1, 0, 2]]]
+    without = columns({"y": np.array([5, 6, 7]), "x": np.arange(6), "edges": edges[:, :0], **where}, 3)
     assert [row.shape for row in without["edges (of a sample)"]] == [(2, 0)] * 3
 
 
