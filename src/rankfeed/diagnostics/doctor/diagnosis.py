@@ -69,8 +69,7 @@ def _found(
     yield from _partial_epochs(good, allow)
     yield from outcomes.changed_reads(good)
     yield from collated_apart(good)
-    if not differing:
-        yield from rows_apart(good, [*runs, *resumed])
+    yield from rows_apart(good, [*runs, *resumed], same_indices=not differing)
     if kind is not None and kind.name == "indices":
         for text in unknown_content(good, runs):
             what = "samples have other content than in one process: a wrong cache, or a seed with the rank in it"

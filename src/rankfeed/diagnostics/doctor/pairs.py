@@ -36,11 +36,14 @@ class _Row:
     place: tuple[int, int | None]  # rank and worker
 
 
-def rows_apart(controls: Sequence[RunLog], runs: Sequence[RunLog]) -> Iterator[Finding]:
+def rows_apart(
+    controls: Sequence[RunLog], runs: Sequence[RunLog], *, same_indices: bool = True
+) -> Iterator[Finding]:
     """Runs in which a field comes with other samples than in all epochs of the control.
 
     Random numbers may depend on the place where a sample is read: a field is evidence if the control reads samples
-    in another order in each epoch, or if it is a label.
+    in another order in each epoch, or if it is a label. ``same_indices``: whether an index is the same sample in all
+    runs.
     """
     steps = [step for log in (*controls, *runs) for step in log.steps if step.rows]
     if not steps or len(controls) < 2:
@@ -55,8 +58,10 @@ def rows_apart(controls: Sequence[RunLog], runs: Sequence[RunLog]) -> Iterator[F
     for keys in anchors:
         control = [_rows(0, epoch, keys, paddings) for epoch in whole]
         moved = len({tuple(row.key for row in rows) for rows in control}) > 1
-        if not moved and (keys is anchors[-1] or len(control) < 4):
-            continue  # collate may sort its samples; random numbers may be the same in two equal epochs
+        if keys is anchors[-1] and not (same_indices and moved):
+            continue  # collate may sort its samples
+        if not moved and len(control) < 4:
+            continue  # random numbers may be the same in two equal epochs
         for run in [*remaining] if _identifies(whole, keys) else ():
             if text := _apart(run, control, keys, paddings, moved=moved):
                 remaining.remove(run)
