@@ -15,8 +15,8 @@ from rankfeed.diagnostics.findings import Finding, finding
 from rankfeed.diagnostics.judge import ENOUGH
 from rankfeed.diagnostics.keys import hashes
 
-#: More than this share of what chance explains must be values of other samples.
-_OTHER = 0.2
+#: More than this share of what chance explains must be values of other samples; most of a class may be right.
+_OTHER = 0.02
 #: Samples may repeat or be unknown, and values be unknown, in this share of the rows.
 _INCOMPLETE = 0.1
 #: A label has at most this share of different values.
@@ -42,8 +42,8 @@ def rows_apart(
     """Runs in which a field comes with other samples than in all epochs of the control.
 
     Random numbers may depend on the place where a sample is read: a field is evidence if the control reads samples
-    in another order in each epoch, or if it is a label. ``same_indices``: whether an index is the same sample in all
-    runs.
+    in another order in each epoch, or if it is a label. ``same_indices``: whether indices mean the same samples in
+    all runs.
     """
     steps = [step for log in (*controls, *runs) for step in log.steps if step.rows]
     if not steps or len(controls) < 2:
