@@ -414,6 +414,39 @@ def test_the_universe_is_a_control_of_its_own() -> None:
     assert codes(diagnose([log(job(), sound)], [], cpus=4, universe=SAMPLES), notes=False) == []
 
 
+def test_a_universe_of_which_each_epoch_repeats_the_same_samples() -> None:
+    """Two indices that read one item, and no draws with replacement, which differ by epoch."""
+
+    def doubled(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        return batched([max(each, 24) for each in shuffled(epoch)][rank::ranks], workers)
+
+    found = diagnose([log(job(), doubled)], alone(doubled), cpus=4, universe=SAMPLES)
+    assert "error" in {severity for _, severity in codes(found)}
+    assert codes(diagnose([log(job(), doubled)], alone(doubled), cpus=4), notes=False) == []
+
+    def drawn(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        draws = random.Random(epoch).choices(range(SAMPLES), k=SAMPLES)
+        return batched(draws[rank::ranks], workers)
+
+    found = diagnose([log(job(), drawn)], alone(drawn), cpus=4, universe=SAMPLES)
+    assert codes(found, notes=False) == [("drawn-with-replacement", "unproven")]
+
+
+def test_labels_beside_other_samples_in_a_dataset_of_each_rank() -> None:
+    """An index is another sample on each rank, which is no finding of its own."""
+
+    def examined(rolled: int) -> list[tuple[str, str]]:
+        def shares(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
+            labels = [(each + rolled * (place[0] < 8)) % SAMPLES // 30 for each in samples]
+            indices = [each // 2 for each in samples] if place[0] < 8 else [*samples]
+            return Step(rows=len(samples), indices=indices, fields={"x": samples, "y": labels}, worker=worker)
+
+        return codes(diagnose([log(job(), sound, shape=shares)], alone(sound, shape=shares), cpus=4), notes=False)
+
+    assert ("rows-come-apart", "error") in examined(40)
+    assert ("rows-come-apart", "error") not in examined(0)
+
+
 def test_samples_that_collate_drops() -> None:
     def filtering(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         kept = [each for each in samples if each % 10]

@@ -48,6 +48,7 @@ def facts(
         ([epoch(), epoch(1, 0, 0, 96, steps=(0, 0))], facts(), DISEASED, "yields-nothing"),
         # repeats
         ([epoch(samples=98, at_end=(1, 1), between_ranks=2)], facts(), SOUND, "padded-with-repeats"),
+        ([epoch(unique=95, between_ranks=1)], facts(expected=95), SOUND, "padded-with-repeats"),
         ([epoch(samples=98, at_end=(1, 0), between_ranks=2)], facts(), DISEASED, "not-sharded-by-rank"),
         ([epoch(samples=128, at_end=(16, 16), between_ranks=32)], facts(), DISEASED, "not-sharded-by-rank"),
         ([epoch(samples=192, between_ranks=96)], facts(), DISEASED, "not-sharded-by-rank"),

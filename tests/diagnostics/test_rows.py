@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfeed.diagnostics.batch_columns import columns
-from rankfeed.diagnostics.doctor.rows import all_ends, ends, shingles_of, tokens
+from rankfeed.diagnostics.doctor.rows import all_ends, ends, shingles_of, tokens, unmasked
 from rankfeed.diagnostics.keys import hashes, ids_in, required_ids
 from rankfeed.errors import AuditError
 
@@ -124,6 +124,37 @@ def test_ends_are_looked_for_where_padding_can_be() -> None:
         "x",
         "x<",
     }
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"mask": np.array([[1, 1, 1, 0], [1, 0, 0, 0]])}, [[0, 1, 2], [4]]),
+        ({"mask": np.array([[0, 0, 1, 1], [0, 1, 1, 1]]) == 1}, [[0, 1], [4]]),  # ones are padding
+        ({"mask": np.array([[0, 1, 1, 1], [1, 1, 1, 1]])}, [[1, 2, 3], [4, 5, 6, 7]]),
+        ({"lengths": np.array([2, 4])}, [[0, 1], [4, 5, 6, 7]]),
+        ({"chosen": np.array([[1, 0, 1, 0], [0, 1, 0, 1]])}, [[0, 1, 2, 3], [4, 5, 6, 7]]),  # no padding
+        ({"lengths": np.array([2, 9])}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+    ],
+)
+def test_masks_and_lengths_leave_out_the_ends_of_rows(fields: dict[str, Any], kept: list[list[int]]) -> None:
+    found = unmasked({"x": np.arange(8).reshape(2, 4), "text": ["a", "b"], **fields})
+    assert [row.tolist() for row in found.pop("x")] == kept
+    assert {name: [*map(str, column)] for name, column in found.items()} == {
+        name: [*map(str, column)] for name, column in (*fields.items(), ("text", ["a", "b"]))
+    }
+
+
+@pytest.mark.parametrize(
+    "where", [{"lengths": Y[1:]}, {"bounds": np.array([0, 1, 3, 6])}, {"owner": np.repeat([0, 1, 2], [1, 2, 3])}]
+)
+def test_arrays_in_which_samples_follow_one_another(where: dict[str, Any]) -> None:
+    edges = np.array([[1, 3, 5, 4], [2, 4, 3, 5]])
+    found = columns({"y": np.array([5, 6, 7]), "x": np.arange(6) * 10, "edges": edges, **where}, 3)
+    assert [row.tolist() for row in found["x"]] == [[0], [10, 20], [30, 40, 50]]
+    assert [row.tolist() for row in found["edges (of a sample)"]] == [[[], []], [[0], [1]], [[0, 2, 1], [1, 0, 2]]]
+    without = columns({"y": np.array([5, 6, 7]), "x": np.arange(6), "edges": edges[:, :0], **where}, 3)
+    assert [row.shape for row in without["edges (of a sample)"]] == [(2, 0)] * 3
 
 
 def test_shingles_are_of_tokens_and_not_of_rows() -> None:

@@ -13,6 +13,8 @@ import numpy.typing as npt
 Column = Any
 #: How deep objects are opened.
 _DEPTH = 6
+#: Ending of the names of edges that are counted from the first node of their sample.
+LOCAL = " (of a sample)"
 
 
 def columns(batch: Any, rows: int | None = None) -> dict[str, Column]:
@@ -23,12 +25,45 @@ def columns(batch: Any, rows: int | None = None) -> dict[str, Column]:
         return {name: [each.get(name) for each in opened] for name in names}
     count = _row_count(batch, rows)
     found = {}
+    others: dict[str, npt.NDArray[Any]] = {}
     for name, leaf in _leaves(batch, count=count):
         value = _entries(leaf)
         if value is not None and len(value) == count:
             found[name] = value
         elif isinstance(value, np.ndarray) and value.ndim > 1 and value.shape[1] == count:
             found[name] = np.moveaxis(value, 1, 0)  # time first
+        elif isinstance(value, np.ndarray) and len(value) and count:
+            others[name] = value
+    return found | _concatenated(others, found, count or 0)
+
+
+def _concatenated(
+    arrays: Mapping[str, npt.NDArray[Any]], columns: Mapping[str, Column], count: int
+) -> dict[str, Column]:
+    """Arrays in which the samples follow one another, cut where an array of their numbers or bounds says."""
+    starts: dict[int, npt.NDArray[Any]] = {}  # of each sample, by the length of what is concatenated
+    sizes = {len(array) for array in arrays.values()}
+    for array in (*arrays.values(), *(each for each in columns.values() if isinstance(each, np.ndarray))):
+        if array.ndim != 1 or array.dtype.kind not in "iu" or array[0] < 0:
+            continue
+        if len(array) == count and array.min() >= 0 and array.sum() != count:  # lengths
+            starts.setdefault(int(array.sum()), np.cumsum(array) - array)
+        elif (np.diff(array) >= 0).all():
+            if len(array) == count + 1 and not array[0]:  # bounds
+                starts[int(array[-1])] = array[:-1]
+            elif array[-1] < count <= len(array):  # the sample of each entry
+                starts[len(array)] = np.searchsorted(array, np.arange(count))
+    starts = {size: bounds for size, bounds in starts.items() if size in sizes}
+    found: dict[str, Column] = {}
+    for name, array in arrays.items():
+        is_pairs = array.ndim == 2 and len(array) == 2 and array.dtype.kind in "iu" and array.min(initial=0) >= 0
+        fitting = [nodes for nodes in starts if is_pairs and nodes > array.max(initial=0)]
+        if fitting:  # edges from and to nodes
+            bounds = starts[min(fitting)]
+            samples = np.searchsorted(bounds, array[0], side="right") - 1
+            found[name + LOCAL] = [array[:, samples == sample] - bounds[sample] for sample in range(count)]
+        elif len(array) in starts:
+            found[name] = np.split(array, starts[len(array)][1:])
     return found
 
 

@@ -160,10 +160,11 @@ REMEDIES = {
     ),
     "reads-differ": (
         "return a copy of what is cached or kept (a view or an in-place operation changes it for later reads), "
-        "and create buffers for each batch"
+        "and create or clear buffers for each batch"
     ),
     "rows-come-apart": (
-        "shard all fields of a sample by one list of indices, or zip them before they are sharded and shuffled"
+        "shard all fields of a sample by one list of indices, or zip them before they are sharded and shuffled; "
+        "in collate, sort and filter samples and not single fields, and offset edges by the number of nodes"
     ),
     "duplicated-by-workers": (
         "an iterable dataset is copied into each worker, which must read its own share: use "

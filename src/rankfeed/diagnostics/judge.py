@@ -158,8 +158,13 @@ def _limit(epoch: EpochReport, facts: JudgedFacts) -> int:
 
 
 def _is_padding(epoch: EpochReport, facts: JudgedFacts) -> bool:
-    """Whether repeats at the end give ranks equally many samples, or whole batches give them equal steps."""
-    at_end = sum(rank.repeated_at_end for rank in epoch.ranks) == epoch.repeated
+    """Whether repeats at the end give ranks equally many samples, or whole batches give them equal steps.
+
+    Fewer repeats than ranks may be anywhere: a rank may shuffle its padded share.
+    """
+    at_end = sum(rank.repeated_at_end for rank in epoch.ranks) == epoch.repeated or (
+        epoch.repeated < len(epoch.ranks) and not epoch.missing and epoch.samples % len(epoch.ranks) == 0
+    )
     is_even = at_end and len({rank.samples for rank in epoch.ranks}) == 1
     return (
         facts.expectation != "plan"

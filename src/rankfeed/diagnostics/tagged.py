@@ -1,9 +1,11 @@
 """Which worker of a torch DataLoader built a batch, of which indices, and from which random numbers."""
 
+import copy
 import pickle
 import random
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +32,11 @@ class Tagged:
     dropped: int = 0  # samples that are surely not in the batch
 
 
-def record(loader: Any, *, indices: bool = True) -> Callable[[], None]:
-    """Batches of a torch DataLoader come as `Tagged` until the returned function is called."""
+def record(loader: Any, *, indices: bool = True, keep: int = 0) -> Callable[[], None]:
+    """Batches of a torch DataLoader come as `Tagged` until the returned function is called.
+
+    ``keep``: number of batches whose samples are kept, if this process builds them.
+    """
     data = sys.modules.get("torch.utils.data")
     is_plain = data is not None and isinstance(loader, data.DataLoader)
     # A subclass with an __iter__ of its own may look into its batches.
@@ -40,8 +45,9 @@ def record(loader: Any, *, indices: bool = True) -> Callable[[], None]:
     from torch.utils.data import IterableDataset
 
     before = loader.dataset, loader.collate_fn, loader.worker_init_fn
-    tagging = _Tagging(loader.collate_fn, loader.worker_init_fn)
     indexed = indices and not isinstance(loader.dataset, IterableDataset)
+    keep = keep if indexed or loader.batch_sampler is not None else 0  # batches of a stream have no samples
+    tagging = _Tagging(loader.collate_fn, loader.worker_init_fn, keep)
 
     def put(dataset: Any, collate: Any, init: Any) -> None:
         object.__setattr__(loader, "dataset", dataset)  # DataLoader refuses setattr
@@ -51,52 +57,28 @@ def record(loader: Any, *, indices: bool = True) -> Callable[[], None]:
     return lambda: put(*before)
 
 
-def read_twice(loader: Any, indices: list[int]) -> tuple[Any, Any, bool] | None:
-    """A batch of a recorded loader's dataset, twice from one state of all generators, and whether it drew.
+@dataclass
+class Origin:
+    """What the batches of a recorded loader are made of.
 
-    None if the loader is not recorded, or its dataset has no indices.
+    Attributes:
+        dataset: the user's; None if it has no indices.
+        collate: the user's function.
+        kept: of the first batches, the indices, a copy of the samples that collate was given, and whether they
+            are several and not fetched as one.
     """
+
+    dataset: Any
+    collate: Callable[[Any], Any]
+    kept: list[tuple[list[int] | None, Any, bool]]
+
+
+def origin_of(loader: Any) -> Origin | None:
+    """The origin of a loader's batches; None if it is not recorded."""
     dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
-    if type(dataset) is not _IndexedDataset or not isinstance(collate, _Tagging):
+    if not isinstance(collate, _Tagging):
         return None
-    dataset = vars(dataset)["_of"]
-    generators = [*_all_generators(dataset).values()]
-    before = [_state(each) for each in generators]
-    batches = []
-    drew = False
-    for _ in range(2):
-        for generator, state in zip(generators, before, strict=True):
-            _set_state(generator, state)
-        get_several = getattr(dataset, "__getitems__", None)
-        samples = get_several(indices) if callable(get_several) else [dataset[index] for index in indices]
-        batches.append(collate.of(samples))
-        drew |= any(
-            pickle.dumps(_state(each)) != pickle.dumps(old) for each, old in zip(generators, before, strict=True)
-        )
-    return batches[0], batches[1], drew
-
-
-def _state(generator: Any) -> Any:
-    import torch
-
-    if isinstance(generator, torch.Generator):
-        return generator.get_state().numpy().copy()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    import torch
-
-    if isinstance(generator, torch.Generator):
-        generator.set_state(torch.from_numpy(state.copy()))
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)
+    return Origin(vars(dataset)["_of"] if type(dataset) is _IndexedDataset else None, collate.of, collate.kept)
 
 
 @dataclass
@@ -139,8 +121,9 @@ class _IndexedDataset:
 class _Tagging:
     """Replaces a collate function and a worker_init_fn."""
 
-    def __init__(self, collate: Callable[[Any], Any], init: Callable[[int], object] | None) -> None:
-        self.of, self._init = collate, init
+    def __init__(self, collate: Callable[[Any], Any], init: Callable[[int], object] | None, keep: int) -> None:
+        self.of, self._init, self._keep = collate, init, keep
+        self.kept: list[tuple[list[int] | None, Any, bool]] = []
         self._generators: dict[str, Any] = {}
         #: States when the worker began, and now; digests of the streams that were drawn from.
         self._first: dict[str, str] = {}
@@ -166,14 +149,19 @@ class _Tagging:
     def __call__(self, samples: Any) -> Tagged:
         from torch.utils.data import get_worker_info
 
-        several = [*samples] if isinstance(samples, (list, tuple)) else [samples]
+        is_list, info = isinstance(samples, (list, tuple)), get_worker_info()
+        several = [*samples] if is_list else [samples]
         indices, bare = None, []
         if several and all(type(each) is _Indexed for each in several):
-            if all(hasattr(each.index, "__index__") for each in several):
-                indices = [int(each.index) for each in several]
-            bare = [each.sample for each in several]
-            samples = bare if isinstance(samples, (list, tuple)) else bare[0]
-        batch, info = self.of(samples), get_worker_info()
+            numbers = [each.index for each in several] if is_list else samples.index
+            if isinstance(numbers, (list, tuple)) and all(hasattr(each, "__index__") for each in numbers):
+                indices = [int(each) for each in numbers]
+            bare = [each.sample for each in several] if is_list else []
+            samples = bare if is_list else samples.sample
+        if info is None and len(self.kept) < self._keep:
+            with suppress(Exception):  # of objects that cannot be copied
+                self.kept.append((indices, copy.deepcopy(samples), is_list))
+        batch = self.of(samples)
         dropped = _dropped(bare, batch) if bare else 0
         if info is None:
             return Tagged(batch, None, {}, indices, dropped)
@@ -221,23 +209,26 @@ def _all_generators(dataset: Any) -> dict[str, Any]:
     import torch
 
     module = vars(sys.modules.get(type(dataset).__module__, random))
-    generators = {name: each for name, each in module.items() if _is_generator(each)} | _generators(
+    generators = {name: each for name, each in module.items() if is_generator(each)} | _generators(
         dataset, "dataset"
     )
     generators |= {"torch": torch.default_generator, "numpy": np.random.mtrand._rand}
     return generators | {"random": random.getstate.__self__}  # type: ignore[attr-defined]
 
 
-def _is_generator(thing: Any) -> bool:
+def is_generator(thing: Any) -> bool:
+    """Whether it is a random generator whose state can be set."""
     import torch
 
-    kinds = random.Random, np.random.Generator, np.random.RandomState, torch.Generator
-    return isinstance(thing, kinds) and not isinstance(thing, random.SystemRandom)
+    # By type: some objects that torch's modules hold answer isinstance slowly, or with a warning.
+    kind = type(thing)
+    kinds = random.Random, np.random.Generator, np.random.RandomState
+    return kind is torch.Generator or (issubclass(kind, kinds) and kind is not random.SystemRandom)
 
 
 def _generators(thing: Any, name: str, depth: int = _DEPTH) -> dict[str, Any]:
     """Generators that an object holds, by where they are."""
-    if _is_generator(thing):
+    if is_generator(thing):
         return {name: thing}
     if isinstance(thing, (list, tuple)):
         parts = {f"{name}[{number}]": each for number, each in enumerate(thing[:_ENTRIES])}

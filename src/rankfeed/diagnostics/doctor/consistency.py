@@ -150,7 +150,7 @@ def _belongs_to_samples(name: str, readings: Sequence[_Reading]) -> bool:
 def _is_seen_moved(name: str, reading: _Reading) -> bool:
     """Whether enough indices were read at several positions, always with one value."""
     several = [reading.values[name][index] for index, places in reading.positions.items() if len(places) > 1]
-    return _by_chance(several) >= ENOUGH
+    return by_chance(several) >= ENOUGH
 
 
 def _difference(name: str, one: _Reading, other: _Reading, *, elsewhere: bool = False) -> float | None:
@@ -164,7 +164,7 @@ def _difference(name: str, one: _Reading, other: _Reading, *, elsewhere: bool = 
         for index in here.keys() & there.keys()
         if not elsewhere or one.positions[index].isdisjoint(other.positions[index])
     ]
-    expected = _by_chance([there[index] for index in common])
+    expected = by_chance([there[index] for index in common])
     differ = [there[index] for index in common if here[index] != there[index]]
     known = {*here.values()}
     if expected < ENOUGH or sum(value in known for value in differ) < _MOVED * len(differ):
@@ -172,7 +172,7 @@ def _difference(name: str, one: _Reading, other: _Reading, *, elsewhere: bool = 
     return len(differ) / expected
 
 
-def _by_chance(values: Sequence[int]) -> float:
+def by_chance(values: Sequence[int]) -> float:
     """How many of these values differ, on average, from values of the same frequencies in random order."""
     return len(values) - sum(count * count for count in Counter(values).values()) / max(1, len(values))
 

@@ -10,6 +10,7 @@ from rankfeed.diagnostics.doctor.consistency import conflicts, sample_fields, un
 from rankfeed.diagnostics.doctor.counting import IDENTITY, RunCounter
 from rankfeed.diagnostics.doctor.kinds import Kind, choose
 from rankfeed.diagnostics.doctor.packing import REPETITIVE, Tokens, judge_tokens, repeated
+from rankfeed.diagnostics.doctor.pairs import collated_apart, rows_apart
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog
 from rankfeed.diagnostics.findings import REMEDIES, Finding, Severity, finding, merged
 from rankfeed.diagnostics.judge import JudgedFacts, judge_samples, judge_steps
@@ -67,11 +68,8 @@ def _found(
             yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
     yield from _partial_epochs(good, allow)
     yield from outcomes.changed_reads(good)
-    for each in kinds:
-        if each.apart:
-            fields, of_runs = each.apart
-            what = "fields of a sample arrive with those of other samples"
-            yield finding("rows-come-apart", "error", what, f"{of_runs}: {fields}")
+    yield from collated_apart(good)
+    yield from rows_apart(good, [*runs, *resumed], same_indices=not differing)
     if kind is not None and kind.name == "indices":
         for text in unknown_content(good, runs):
             what = "samples have other content than in one process: a wrong cache, or a seed with the rank in it"

@@ -161,7 +161,7 @@ def examine(
             steps = max_steps * (ranks if first.cut else max(ranks, other_ranks))
             alone = {"ranks": 1, "workers": 0, "step_seconds": 0.0, "max_steps": steps}
             controls = [
-                run(f"{_CONTROL} {number}, 1 rank, no workers", reads_twice=number == 2, **alone)
+                run(f"{_CONTROL} {number}, 1 rank, no workers", reads_again=number == 2, **alone)
                 for number in (1, 2)
             ]
         if first.ok and all(rank.state_after is not None for rank in first.ranks):

@@ -1,20 +1,17 @@
 """Which kind of key identifies rows: ids, dataset indices, content, stable fields; the strongest that holds."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from rankfeed.diagnostics.doctor.consistency import index_fields
 from rankfeed.diagnostics.doctor.packing import REPETITIVE, repeated
-from rankfeed.diagnostics.doctor.records import EpochLog, Padding, RowKey, RunLog, Step, padding_of
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step, padding_of
 
 #: Keys identify samples if at least this share of the control's rows has one of its own.
 _IDENTIFYING = 0.9
 #: Ids and indices of which more than this share repeats were drawn with replacement.
 _DRAWN = 0.05
-#: Fields come apart if more than this share of the rows are combinations that one process never delivers.
-_OTHER_ROWS = 0.2
 
 
 @dataclass(frozen=True)
@@ -33,8 +30,6 @@ class Kind:
     declared: bool = False
     #: The fields of the batch that a key is made of, if it is.
     fields: frozenset[str] = frozenset()
-    #: Fields that one process delivers together in any order and a run does not, and that run.
-    apart: tuple[str, str] | None = None
 
     @property
     def names_samples(self) -> bool:
@@ -127,15 +122,12 @@ def _content(controls: Sequence[RunLog], runs: Sequence[RunLog], ignored: Collec
     paddings = {name: padding_of(name, steps) for name in names}
 
     def kind_of(fields: Sequence[str], name: str = "") -> Kind:
-        return _kind(name, partial(_columns, {each: paddings[each] for each in fields}), controls)
+        chosen = {each: paddings[each] for each in fields}
+        return _kind(name, lambda step: [*step.combined(chosen)], controls)
 
     stable = [name for name in names if _is_stable(kind_of([name]), controls, runs)]
     fields = [name for name in stable if _identifies(kind_of([name]), controls)] or stable
-    apart = None
     if len(fields) > 1 and not _is_stable(kind_of(fields), controls, runs):
-        # Fields of random values that are seeded by sample and rank are not as frequent as in the control.
-        if len({_mismatch(kind_of([name]), runs) for name in fields}) == 1:
-            apart = _apart(kind_of(fields), fields, controls, runs)
         # A counter of steps or positions changes with the configuration without new values.
         fields = [min(fields, key=lambda name: _mismatch(kind_of([name]), runs))]
     every = len(stable) == len(known)
@@ -144,23 +136,7 @@ def _content(controls: Sequence[RunLog], runs: Sequence[RunLog], ignored: Collec
     exact = every or _identifies(kind, controls)
     control = kind.control if fields else None
     drawn = every and repeats
-    return replace(kind, control=control, exact=exact, drawn=drawn, fields=frozenset(fields), apart=apart)
-
-
-def _apart(
-    kind: Kind, fields: Sequence[str], controls: Sequence[RunLog], runs: Sequence[RunLog]
-) -> tuple[str, str] | None:
-    """Fields that one process delivers together in whatever order, and a run that delivers other combinations."""
-    epochs = [epoch for log in controls[:2] for epoch in log.ranks[0].epochs if epoch.whole]
-    orders = [kind.order(epoch) for epoch in epochs]
-    if len({tuple(order) for order in orders}) < 2 or any(sorted(each) != sorted(orders[0]) for each in orders):
-        return None
-    known = {*orders[0]}
-    for run in runs:
-        rows = [key for epochs in run.epochs for epoch in epochs for key in kind.order(epoch)]
-        if sum(key not in known for key in rows) > _OTHER_ROWS * len(rows):
-            return ", ".join(fields), run.job.name
-    return None
+    return replace(kind, control=control, exact=exact, drawn=drawn, fields=frozenset(fields))
 
 
 def _identifies(kind: Kind, controls: Sequence[RunLog]) -> bool:
@@ -175,12 +151,6 @@ def _mismatch(kind: Kind, runs: Sequence[RunLog]) -> int:
         for expected, each in zip(kind.control or (), run.epochs, strict=False)
     ]
     return sum((one - other).total() + (other - one).total() for one, other in pairs)
-
-
-def _columns(paddings: Mapping[str, Padding | None], step: Step) -> list[RowKey]:
-    """One key for the fields of each row."""
-    columns = [step.unpadded(name, padding) for name, padding in paddings.items()]
-    return [hash(row) for row in zip(*columns, strict=False)]
 
 
 def _is_stable(kind: Kind, controls: Sequence[RunLog], runs: Sequence[RunLog]) -> bool:

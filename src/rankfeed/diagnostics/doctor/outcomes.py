@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import ne
 from typing import Literal
 
 from rankfeed.diagnostics.doctor.kinds import Kind
@@ -142,18 +143,31 @@ def _precedes(one: RowKey, other: RowKey) -> bool:
 
 
 def changed_reads(controls: Sequence[RunLog]) -> Iterator[Finding]:
-    """A batch that one process reads twice from one state of all generators, with different content.
+    """Batches that one process reads again from one state of all generators, with different content.
 
-    A generator that is not known explains that, too: an error only if two equal runs had the same content.
+    A generator that is not known explains that, too: an error only if it shows that there is none.
     """
-    reads = [rank.read_twice for log in controls for rank in log.ranks if rank.read_twice is not None]
-    contents = [[step.content for step in log.steps] for log in controls[:2]]
-    for read in reads:
-        if not read.differs or not (read.drew or contents[0] == contents[-1]):
-            continue
-        what = "an item that is read again has other content, although all random generators were as before"
-        text = f"{read.differs} of the indices {listed([str(index) for index in read.indices], 8)}"
-        yield finding("reads-differ", "unproven" if read.drew else "error", what, text)
+    steps = [[*log.steps] for log in controls[:2]]
+    for read in (rank.read_again for log in controls for rank in log.ranks if rank.read_again is not None):
+        differs = {
+            name: sum(map(ne, one.fields[name], other.fields.get(name, ())))
+            for one, other in zip(read.first, read.again, strict=True)
+            for name in one.fields
+            if one.fields[name] != other.fields.get(name)
+        }
+        if not read.drew:  # two equal runs show an unknown generator
+            differs = {
+                name: rows
+                for name, rows in differs.items()
+                if all(one.fields.get(name) == other.fields.get(name) for one, other in zip(*steps, strict=False))
+            }
+        if differs:
+            severity: Severity = "unproven" if read.drew and not read.changes_dataset else "error"
+            what = "an item that is read again has other content, although all random generators were as before"
+            text = ", ".join(f"{name or 'the batch'} of {rows} rows" for name, rows in differs.items())
+            yield finding(
+                "reads-differ", severity, what, f"in {len(read.first)} batches that were read twice: {text}"
+            )
 
 
 def copied_rows(run: RunLog) -> Iterator[Finding]:

@@ -29,18 +29,20 @@ from rankfeed.diagnostics.doctor.records import (
     Built,
     Event,
     Job,
-    ReadTwice,
     Record,
     RowKey,
     RunFailure,
     Step,
 )
-from rankfeed.diagnostics.keys import USUAL, Key, hashes, ids_in, key_array, required_ids
-from rankfeed.diagnostics.tagged import Tagged, read_twice, record
+from rankfeed.diagnostics.doctor.rereading import BATCHES, reread
+from rankfeed.diagnostics.keys import USUAL, Key, ids_in, key_array, required_ids
+from rankfeed.diagnostics.tagged import Tagged, record
 from rankfeed.errors import AuditError, safe_str
 
 #: Longer text is reported as a digest.
 _LONG = 200
+#: Bytes of data above which a dataset is not copied.
+_COPIED = 256 << 20
 #: Seconds between measurements of memory, and how much longer than a measurement the pause is.
 _PAUSE, _RARELY = 0.2, 10
 
@@ -86,7 +88,7 @@ class LoaderReader:
         self.phase = "starting"
         self._key: Key | None = job.key
         self._subset: list[int] | None = None
-        self._indices: list[int] | None = None  # of the first batch
+        self._seconds_of_a_batch = 0.0  # the last one
         self._ours = False
         self._measure_at = 0.0
         self.memory = inspection.ImportMeter()
@@ -129,23 +131,10 @@ class LoaderReader:
             self.report(Event("whole" if whole else "cut"))
             if not whole:
                 return
-        if self.job.reads_twice and self._indices:
-            self.phase = "reading a batch again"
-            self._read_twice(loader, self._indices)
-
-    def _read_twice(self, loader: Any, indices: list[int]) -> None:
-        with suppress(Exception):  # a dataset may serve its loader only
-            if (batches := read_twice(loader, indices)) is not None:
-                one, other = (
-                    [*zip(*self._hashes(batch, len(indices)).values(), strict=False)] for batch in batches[:2]
-                )
-                differs = sum(row != again for row, again in zip(one, other, strict=True))
-                self.report(ReadTwice(indices, differs, batches[2]))
-
-    def _hashes(self, batch: Any, rows: int | None) -> dict[str, list[int]]:
-        """Hashes of the rows of each field that has some."""
-        fields = columns(batch, rows)
-        return {name: keys for name, column in fields.items() if (keys := hashes(column)) is not None}
+        if self.job.reads_again:
+            self.phase = "reading batches again"
+            for again in reread(loader, self._seconds_of_a_batch, copies=built.bytes < _COPIED):
+                self.report(again)
 
     def _build(self, factory: Callable[..., Any], epoch: int) -> tuple[Any, Built]:
         from torch.utils.data import DataLoader
@@ -171,7 +160,7 @@ class LoaderReader:
             inspection.without_workers(loader)
         built = inspection.described(loader, seconds=seconds, grown=grown, start_method=job.start_method)
         self._subset = inspection.subset(loader)
-        record(loader)
+        record(loader, keep=BATCHES if job.reads_again else 0)
         return loader, built
 
     def _epoch(self, loader: Any, epoch: int, *, length: int | None, resumes: bool) -> bool:
@@ -183,6 +172,7 @@ class LoaderReader:
         start = time.perf_counter()
         for steps, batch in enumerate(iter(loader), 1):
             waited = time.perf_counter() - start
+            self._seconds_of_a_batch = waited
             if state is not None:  # there is a batch to resume with
                 Path(str(job.states), f"{self.rank}.pt").write_bytes(state)
                 self.report(Event("state", steps - 1))
@@ -216,12 +206,11 @@ class LoaderReader:
     def _step(self, batch: Any, waited: float) -> Step:
         origin = batch if isinstance(batch, Tagged) else Tagged(batch, None)
         batch, indices = origin.batch, origin.indices
-        self._indices = self._indices or indices
         before, self.phase = self.phase, IDS
         ids = self._ids(batch)
         self.phase = before
         fields = columns(batch, len(indices) if indices is not None else None)
-        found = {name: keys for name, column in fields.items() if (keys := hashes(column)) is not None}
+        found = shapes.hashed(fields)
         if self._ours and isinstance(batch, dict) and "valid" in batch:
             kept = np.flatnonzero(np.asarray(batch["valid"])).tolist()  # other rows are padding
             found = {name: [keys[row] for row in kept] for name, keys in found.items()}

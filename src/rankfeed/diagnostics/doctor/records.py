@@ -1,7 +1,7 @@
 """What the ranks of a run are asked to do and what they report."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ class Job:
     #: Directory for the loader's state from the middle of its first epoch, and directory to resume from.
     states: str | None = None
     resume: str | None = None
-    reads_twice: bool = False  # whether a batch is read twice in the end
+    reads_again: bool = False  # whether the first batches are read again in the end
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,10 @@ class Step:
             return column
         return [body if value == padding[1] else key for key, (value, body, _) in zip(column, ends, strict=True)]
 
+    def combined(self, paddings: Mapping[str, Padding | None]) -> list[int]:
+        """One key for some fields of each row together, without padding."""
+        return [hash(row) for row in zip(*(self.unpadded(*pair) for pair in paddings.items()), strict=False)]
+
     @property
     def content(self) -> list[RowKey]:
         """A key of all fields together for each row."""
@@ -142,12 +146,23 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class ReadTwice:
-    """A batch was read twice from one state of all random generators."""
+class ReadAgain:
+    """Batches were read in turn and then again, from one state of all random generators."""
 
-    indices: list[int]
-    differs: int  # of them, those with other content
+    first: list[Step]
+    again: list[Step]
     drew: bool  # whether a generator was drawn from
+    #: Whether a copy of the dataset was as it had been: reading changes the dataset.
+    changes_dataset: bool = False
+
+
+@dataclass(frozen=True)
+class CollatedAlone:
+    """The samples of some batches were collated together, and one by one."""
+
+    together: list[Step]
+    alone: list[list[Step]]  # of each batch
+    drew: bool  # whether collate drew from a generator
 
 
 @dataclass
@@ -162,7 +177,7 @@ class RunFailure:
     root: bool = True
 
 
-Record = Event | Built | Step | Sizes | Moved | ReadTwice | RunFailure
+Record = Event | Built | Step | Sizes | Moved | ReadAgain | CollatedAlone | RunFailure
 
 
 @dataclass
@@ -202,7 +217,8 @@ class RankLog:
     built: Built | None = None
     epochs: list[EpochLog] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
-    read_twice: ReadTwice | None = None
+    read_again: ReadAgain | None = None
+    collated_alone: CollatedAlone | None = None
     state_after: int | None = None
     failure: RunFailure | None = None
     done: bool = False
@@ -236,8 +252,10 @@ class RankLog:
                 self.epochs[-1].sizes.append(record)
             case Moved():
                 self.moved.append(record)
-            case ReadTwice():
-                self.read_twice = record
+            case ReadAgain():
+                self.read_again = record
+            case CollatedAlone():
+                self.collated_alone = record
             case RunFailure():
                 self.failure = record
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.diagnostics.batch_columns import Column
-from rankfeed.diagnostics.keys import hash_rows
+from rankfeed.diagnostics.keys import hash_rows, hashes
 
 #: Tokens of a shingle, and of how many hashes one is kept.
 _TOKENS, _KEPT = 12, 16
@@ -38,6 +38,32 @@ def shingles_of(row: npt.NDArray[Any]) -> list[int]:
     mixed ^= mixed >> np.uint64(32)
     kept: list[int] = mixed[mixed % _KEPT == 0].tolist()
     return kept
+
+
+def hashed(fields: Mapping[str, Column]) -> dict[str, list[int]]:
+    """Hashes of the rows of each field that can be hashed."""
+    return {name: keys for name, column in fields.items() if (keys := hashes(column)) is not None}
+
+
+def unmasked(fields: Mapping[str, Column]) -> dict[str, Column]:
+    """Fields without the ends of rows that a mask of zeros and ones, or lengths, leave out."""
+    arrays = {name: column for name, column in fields.items() if isinstance(column, np.ndarray) and column.size}
+    masks: dict[tuple[int, ...], tuple[str, npt.NDArray[Any]]] = {}  # by the shape that they are for
+    for name, array in arrays.items():
+        if array.ndim == 2 and array.dtype.kind in "iub" and np.isin(array, (0, 1)).all():
+            kept = array.astype(bool) if array[:, 0].any() else array == 0  # ones may be padding
+            if (kept[:, 1:] != kept[:, :-1]).sum(axis=1).max(initial=0) <= 1:
+                masks.setdefault(array.shape, (name, kept))
+        elif array.ndim == 1 and array.dtype.kind in "iu" and "len" in name.lower():
+            shapes = (other.shape[:2] for other in arrays.values() if other.ndim > 1)
+            for shape in (shape for shape in shapes if array.max() <= shape[1]):
+                masks[shape] = name, np.arange(shape[1]) < array[:, None]
+    result = dict(fields)
+    for name, array in arrays.items():
+        mask, kept = masks.get(array.shape[:2], (name, array))
+        if mask != name:
+            result[name] = [row[places] for row, places in zip(array, kept, strict=True)]
+    return result
 
 
 def all_ends(found: Mapping[str, Column]) -> dict[str, list[tuple[int, int, int]]]:

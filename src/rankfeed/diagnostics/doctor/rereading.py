@@ -1,0 +1,136 @@
+"""Reads batches of a recorded loader again, and collates their samples one by one."""
+
+import copy
+import gc
+import pickle
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from rankfeed.diagnostics.batch_columns import columns
+from rankfeed.diagnostics.doctor import rows as shapes
+from rankfeed.diagnostics.doctor.records import CollatedAlone, ReadAgain, Step
+from rankfeed.diagnostics.tagged import Origin, is_generator, origin_of
+
+#: Batches that are read again, if that takes no longer than this many seconds.
+BATCHES, _SECONDS = 4, 1.0
+#: Objects among which generators are searched, nearest first, and entries of a container that is searched.
+_OBJECTS, _ENTRIES = 20_000, 1000
+
+
+def reread(loader: Any, waited: float, *, copies: bool = True) -> Iterator[ReadAgain | CollatedAlone]:
+    """What the first batches hold if they are read again.
+
+    ``waited``: seconds that a batch took; ``copies``: whether the dataset may be copied.
+    """
+    origin = origin_of(loader)
+    if origin is None or not origin.kept:
+        return
+    origin.kept[max(1, int(_SECONDS / max(waited, 1e-6))) :] = []
+    generators = _generators(origin)
+    with suppress(Exception):  # a dataset may serve its loader only
+        yield _read_again(origin, generators, copies=copies)
+    with suppress(Exception):  # a collate function may need several samples
+        yield _collated_alone(origin, generators)
+
+
+def _read_again(origin: Origin, generators: Sequence[Any], *, copies: bool) -> ReadAgain:
+    states = [_state(each) for each in generators]
+    first = _read(origin, origin.dataset)
+    later = [_state(each) for each in generators]
+    drew = pickle.dumps(later) != pickle.dumps(states)
+    _set_states(generators, states)
+    again = _read(origin, origin.dataset)
+    if drew and copies:
+        with suppress(Exception):  # of objects that cannot be copied
+            _set_states(generators, states)
+            datasets = [copy.deepcopy(origin.dataset) for _ in range(2)]
+            # With other random numbers, as those from before may be what was written into the dataset.
+            _set_states(generators, later)
+            _read(origin, origin.dataset)
+            steps = []
+            for dataset in (*datasets, origin.dataset):
+                _set_states(generators, states)
+                steps.append(_read(origin, dataset))
+            if steps[0] == steps[1] != steps[2]:
+                return ReadAgain(steps[0], steps[2], drew, changes_dataset=True)
+    return ReadAgain(first, again, drew)
+
+
+def _read(origin: Origin, dataset: Any) -> list[Step]:
+    return [_step(origin.collate(samples), count) for samples, count in _samples(origin, dataset)]
+
+
+def _samples(origin: Origin, dataset: Any) -> Iterator[tuple[Any, int]]:
+    """The samples of each batch as collate is given them, and their number."""
+    for indices, samples, are_several in origin.kept:
+        if dataset is None or indices is None:
+            yield copy.deepcopy(samples), len(indices or samples)
+        elif not are_several:
+            yield dataset[indices], len(indices)
+        elif callable(several := getattr(dataset, "__getitems__", None)):
+            yield several(indices), len(indices)
+        else:
+            yield [dataset[index] for index in indices], len(indices)
+
+
+def _collated_alone(origin: Origin, generators: Sequence[Any]) -> CollatedAlone:
+    before = pickle.dumps([*map(_state, generators)])
+    batches = [samples for _, samples, are_several in origin.kept if are_several]
+    together = [_step(origin.collate(copy.deepcopy(samples)), len(samples)) for samples in batches]
+    alone = [[_step(origin.collate([copy.deepcopy(each)]), 1) for each in samples] for samples in batches]
+    return CollatedAlone(together, alone, drew=pickle.dumps([*map(_state, generators)]) != before)
+
+
+def _step(batch: Any, rows: int) -> Step:
+    fields = shapes.unmasked(columns(batch, rows))
+    return Step(fields=shapes.hashed(fields), ends=shapes.all_ends(fields))
+
+
+def _generators(origin: Origin) -> list[Any]:
+    """The global generators, those of modules, and those that the dataset and the collate function can reach."""
+    import torch
+
+    reached: list[Any] = [origin.dataset, origin.collate]
+    seen = {id(each) for each in reached}
+    for thing in reached:  # which grows
+        if len(reached) > _OBJECTS:
+            break
+        if isinstance(thing, (list, tuple, dict, set)) and len(thing) > _ENTRIES:
+            continue  # data
+        new = [each for each in gc.get_referents(thing) if gc.is_tracked(each) or is_generator(each)]
+        new = [each for each in new if id(each) not in seen and not isinstance(each, (type, ModuleType))]
+        seen.update(map(id, new))
+        reached += new
+    reached += [each for module in [*sys.modules.values()] for each in getattr(module, "__dict__", {}).values()]
+    reached += [torch.default_generator, np.random.mtrand._rand, random.getstate.__self__]  # type: ignore[attr-defined]
+    return [*{id(each): each for each in reached if is_generator(each)}.values()]
+
+
+def _state(generator: Any) -> Any:
+    import torch
+
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _set_states(generators: Sequence[Any], states: Sequence[Any]) -> None:
+    import torch
+
+    for generator, state in zip(generators, states, strict=True):
+        if isinstance(generator, torch.Generator):
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        elif isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = state
+        elif isinstance(generator, random.Random):
+            generator.setstate(state)
+        else:
+            generator.set_state(state)
