@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.support.marks import slow, soak
 
 from rankfeed.diagnostics.doctor import Examination, examine
 from rankfeed.diagnostics.doctor.resources import cpus
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 def examined(name: str, **options: Any) -> Examination:
     usual: dict[str, Any] = {"start_methods": ("fork",), "timeout": 120}
-    return examine(f"{PIPELINES}:{name}", **(usual | options))
+    return examine(f"tests.zoo.{name}" if ":" in name else f"{PIPELINES}:{name}", **(usual | options))
 
 
 def severe(found: Examination) -> list[str]:
@@ -48,83 +49,40 @@ def left() -> list[psutil.Process]:
     return found
 
 
-#: Pipeline, verdict, the first finding, options.
-ORDINARY: list[tuple[str, str, list[str], dict[str, Any]]] = [
-    ("sound", "sound", [], {}),
-    ("duplicated_by_workers", "diseased", ["duplicated-by-workers"], {"epochs": 1}),
-    ("same_noise", "diseased", ["same-randomness-in-workers"], {"epochs": 1}),
-    ("handles_before_fork", "diseased", ["handles-before-fork"], {"epochs": 1}),
+#: Pipeline of this folder or of the zoo, verdict, the first finding, options. The zoo has a row for each disease.
+PIPELINES_AND_VERDICTS: list[Any] = [
+    ("of_torch:distributed_sampler", "sound", [], {}),
     ("resume_skips", "diseased", ["resume-skips"], {"epochs": 1}),
-    ("never_ends", "not proven", ["never-ends"], {"max_steps": 50, "epochs": 1}),
-    ("dies", "diseased", ["process-died"], {}),
-    ("own_workers", "diseased", ["duplicated-by-workers"], {"epochs": 1}),
-    ("persistent_noise", "sound", [], {}),
-]
-WIDE: list[tuple[str, str, list[str], dict[str, Any]]] = [
-    ("sound_stream", "sound", [], {"epochs": 2}),  # 22, 21 and 21 samples on 3 ranks: 6 steps each
-    ("sharded_twice", "diseased", ["sharded-twice"], {"epochs": 1}),
-    ("once", "diseased", ["yields-nothing"], {"epochs": 2}),
-    ("chatters", "diseased", ["factory-raises"], {}),
-    ("sound", "sound", [], {"start_methods": ("fork", "spawn")}),
-    ("sound", "sound", [], {"start_methods": ("forkserver",), "epochs": 2}),
-    ("ours", "sound", [], {"ranks": 3, "workers": 3}),
-    ("sound", "sound", [], {"ranks": 1, "workers": 0}),
-    ("ours", "sound", [], {"start_methods": ("fork", "spawn"), "resume_ranks": 3}),
-    ("chosen_part", "sound", [], {}),
-    ("weighted", "not proven", ["drawn-with-replacement"], {}),
-    ("weighted", "sound", [], {"allow": ("replacement",)}),
-    ("filled_up", "sound", [], {}),
-    ("not_sharded", "diseased", ["not-sharded-by-rank"], {}),
-    ("not_sharded", "sound", [], {"allow": ("shared",)}),
-    ("uneven", "diseased", ["not-sharded-by-rank"], {}),
-    ("padded", "sound", [], {}),
-    ("forgotten_set_epoch", "sound", ["same-order-every-epoch"], {}),
-    ("sound", "sound", ["same-order-every-epoch"], {"set_epoch": False}),
-    ("hidden_noise", "diseased", ["same-randomness-in-workers"], {}),
-    ("resumes", "sound", [], {}),
-    ("resumes", "diseased", ["resume-repeats"], {"resume_ranks": 1}),
-    ("resume_repeats", "diseased", ["resume-repeats"], {}),
-    ("memory_grows", "diseased", ["uneven-steps", "memory-grows"], {}),
-    ("memory_copied", "sound", ["memory-copied"], {"start_methods": ("spawn",)}),
-    ("no_ids", "sound", [], {}),
-    ("by_place", "sound", [], {}),
-    ("raises", "diseased", ["factory-raises"], {}),
-    ("raises_later", "diseased", ["factory-raises"], {}),
-    ("unpicklable", "sound", ["factory-raises"], {"start_methods": ("fork", "spawn")}),
-    ("yields_nothing", "diseased", ["yields-nothing"], {}),
-    ("hangs_in_factory", "diseased", ["hangs"], {"timeout": 20}),
-    ("exits", "diseased", ["process-died"], {}),
-    ("differs", "diseased", ["differs-between-ranks"], {}),
-    ("slow", "diseased", ["uneven-steps", "starved"], {"step_seconds": 0.01, "epochs": 1}),
+    slow("own_workers", "diseased", ["duplicated-by-workers"], {"epochs": 1}),
+    slow("persistent_noise", "sound", [], {}),
+    soak("of_torch:distributed_sampler", "sound", [], {"start_methods": ("fork", "spawn")}),
+    soak("of_torch:distributed_sampler", "sound", [], {"start_methods": ("forkserver",), "epochs": 2}),
+    soak("of_torch:distributed_sampler", "sound", [], {"ranks": 1, "workers": 0}),
+    soak("of_torch:distributed_sampler", "sound", ["same-order-every-epoch"], {"set_epoch": False}),
+    soak("of_torch:no_sampler", "sound", [], {"allow": ("shared",)}),
+    soak("of_rankfeed:threads", "sound", [], {"ranks": 3, "workers": 3}),
+    soak("of_rankfeed:threads", "sound", [], {"start_methods": ("fork", "spawn"), "resume_ranks": 3}),
+    soak("bad:unpicklable", "sound", ["factory-raises"], {"start_methods": ("fork", "spawn")}),
+    soak("weighted", "not proven", ["drawn-with-replacement"], {}),
+    soak("weighted", "sound", [], {"allow": ("replacement",)}),
+    soak("hidden_noise", "diseased", ["same-randomness-in-workers"], {}),
+    soak("resumes", "sound", [], {}),
+    soak("resumes", "diseased", ["resume-repeats"], {"resume_ranks": 1}),
+    soak("no_ids", "sound", [], {}),
 ]
 
 
-#: Those that every run of the tests covers.
-FEW = ("sound", "duplicated_by_workers", "resume_skips", "dies")
-
-
-@pytest.mark.parametrize(
-    ("name", "verdict", "codes", "options"),
-    [pytest.param(*each, marks=() if each[0] in FEW else pytest.mark.slow, id=each[0]) for each in ORDINARY],
-)
-def test_each_disease_is_named(name: str, verdict: str, codes: list[str], options: dict[str, Any]) -> None:
-    found = examined(name, **options)
-    assert severe(found)[: len(codes) or 1] == codes, str(found)
-    assert found.verdict == verdict, str(found)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("name", "verdict", "codes", "options"), WIDE, ids=[each[0] for each in WIDE])
-def test_each_disease_is_named_of_many(name: str, verdict: str, codes: list[str], options: dict[str, Any]) -> None:
-    start = time.monotonic()
-    found = examined(name, **options)
-    print(f"{name}: {found.summary}, {time.monotonic() - start:.0f} s")
-    assert severe(found)[: len(codes) or 1] == codes, str(found)
-    assert found.verdict == verdict, str(found)
+@pytest.mark.parametrize(("name", "verdict", "codes", "options"), PIPELINES_AND_VERDICTS)
+def test_pipelines_get_their_diagnosis_under_the_options_of_an_examination(
+    name: str, verdict: str, codes: list[str], options: dict[str, Any]
+) -> None:
+    examination = examined(name, **options)
+    assert severe(examination)[: len(codes) or 1] == codes, str(examination)
+    assert examination.verdict == verdict, str(examination)
 
 
 def test_a_pipeline_that_hangs_is_ended_and_says_where_it_stood() -> None:
-    examined("dies")  # starts the servers
+    examined("bad:crashes_in_an_epoch")  # starts the servers
     before = left()
     found = examined("hangs", timeout=5)
     assert severe(found) == ["hangs"]

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.diagnostics.jobs import pipelines
+from tests.support.marks import slow
+from tests.zoo import of_torch
+from tests.zoo.of_torch import Rows
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -33,8 +35,7 @@ from rankfeed.diagnostics.findings import Finding
 from rankfeed.errors import ArgumentError
 from rankfeed.integrations.pytest_plugin import Rankfeed
 
-DATA = pipelines.Numbers()
-Numbers = pipelines.Numbers
+DATA = Rows(64)
 
 
 def built(loader: Any) -> Built:
@@ -77,7 +78,7 @@ def test_a_sampler_of_one_rank_cuts_nothing() -> None:
 def test_what_a_cache_knows_data_by_is_nothing_to_compare() -> None:
     """datasets makes one up in each process where it cannot hash a function."""
 
-    class Mapped(pipelines.Numbers):
+    class Mapped(Rows):
         _fingerprint = "random"
 
     assert built(DataLoader(Mapped())).fingerprint is None
@@ -228,7 +229,7 @@ def test_what_no_rank_could_be_told_is_refused(wrong: dict[str, Any]) -> None:
 def test_only_what_other_processes_can_import_is_taken() -> None:
     from rankfeed.diagnostics.doctor.examination import _name_of
 
-    assert _name_of(wrapped(pipelines.sound)) == f"{Path(pipelines.__file__).resolve()}:sound"
+    assert _name_of(wrapped(of_torch.no_sampler)) == f"{Path(of_torch.__file__).resolve()}:no_sampler"
     of_a_notebook = types.FunctionType(compile("0", "/tmp/ipykernel_1/2.py", "eval"), {}, "train")
     for wrong in (of_a_notebook, Counting(3).state_dict, functools.partial(len), lambda: None):
         with pytest.raises(ArgumentError, match="cannot import this factory"):
@@ -262,7 +263,7 @@ def indexed(dataset: Any, **options: Any) -> list[tagged.Tagged]:
     return list(loader)
 
 
-@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+@pytest.mark.parametrize("context", [None, "fork", slow("spawn")])
 def test_indices_are_recorded_in_every_process(context: str | None) -> None:
     workers = {"num_workers": 2, "multiprocessing_context": context} if context else {}
     came = indexed(DATA, batch_size=4, sampler=range(20, 0, -1), **workers)
@@ -271,7 +272,7 @@ def test_indices_are_recorded_in_every_process(context: str | None) -> None:
     assert {each.worker for each in came} == ({0, 1} if context else {None})
 
 
-class Noisy(Numbers):
+class Noisy(Rows):
     """Draws from a generator of its own, which may be seeded for each sample."""
 
     def __init__(self, *, seeded: bool) -> None:
@@ -291,7 +292,7 @@ def test_streams_that_are_seeded_for_each_sample_are_not_the_same(seeded: bool) 
     assert len(digests) == (2 if seeded else 1)
 
 
-class Many(Numbers):
+class Many(Rows):
     """Fetches several at once, and looks at what it is."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
@@ -305,7 +306,7 @@ def test_samples_that_are_none_are_counted() -> None:
     assert came[0].batch == [1, 2, 4, 5]
 
 
-class Named(Numbers):
+class Named(Rows):
     def __getitem__(self, index: int) -> Any:
         return {"name": f"n{index % 4}", "x": torch.full((3,), float(index % 4)), "tokens": [index] * 30}
 
@@ -330,6 +331,6 @@ def test_a_dataset_that_is_recorded_looks_like_the_user_s() -> None:
     loader: Any = DataLoader(Many())
     tagged.record(loader)
     assert isinstance(loader.dataset, Many)
-    loader.dataset.samples = 5
+    loader.dataset.rows = 5
     assert len(loader.dataset) == 5
     assert type(pickle.loads(pickle.dumps(loader.dataset))) is type(loader.dataset)

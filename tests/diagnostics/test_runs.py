@@ -3,8 +3,12 @@
 import json
 import os
 import random
+import re
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -44,27 +48,99 @@ def test_the_verdict_is_what_was_delivered_for_any_launches(seed: int, tmp_path:
     json.dumps(verdict.as_dict())
 
 
-def test_a_gap_between_launches_is_missing(tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(2, 5, [(0, 0, [4, 4])])
-    job.launch(1, 10, [(0, 60, [4])])
-    verdict = verify_run(tmp_path)
-    assert verdict.sound is False
-    agrees(verdict, job)
-    assert [(gap.low, gap.high, gap.samples) for gap in verdict.loaders[0].epochs[0].gaps] == [(40, 60, 20)]
-    assert "positions 40 to 60" in str(verdict)
+@dataclass(frozen=True)
+class History:
+    """Launches of a job of 100 samples, and the verdict on them.
+
+    Attributes:
+        launches: ranks, batch size, passes of (epoch, start, steps of each rank), and options of a launch.
+        missing: samples of all epochs.
+        codes: of all findings, with their severities; None: not compared.
+        epochs: attributes of the epochs, of which the value of each epoch is given.
+        text: of the verdict as people read it.
+    """
+
+    launches: Sequence[tuple[Any, ...]]
+    sound: bool | None = True
+    missing: int = 0
+    codes: dict[str, str] | None = None
+    epochs: dict[str, list[int]] = field(default_factory=dict)
+    text: str = ""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether launches overlap, of which what counts is not defined."""
+        return "overlapping-launches" in (self.codes or ())
 
 
-def test_a_launch_that_began_again_is_noted(tmp_path: Path) -> None:
+NOT_BEGUN, UNPROVEN = {"not-begun": "note"}, "unproven"
+ABSENT, OVERLAP = NOT_BEGUN | {"absent-ledger": UNPROVEN}, {"overlapping-launches": UNPROVEN}
+NOT_RECORDED, EARLIER = {"not-recorded": UNPROVEN}, {"seconds": -2}
+
+HISTORIES = {
+    "a gap between launches": History(
+        [(2, 5, [(0, 0, [4, 4])]), (1, 10, [(0, 60, [4])])], False, 20, text="positions 40 to 60"),
+    "an epoch that begins again in the next launch": History(
+        [(2, 5, [(0, 0, [10, 10]), (1, 0, [4, 4])]), (1, 10, [(0, 0, [4])])], codes={"began-again": "note"},
+        text=r"launch 2 of[\s\S]*set_epoch"),
+    "an absent ledger": History([(3, 5, [(0, 0, [7, 7, 7])], {"absent": [1]})], None, 33, ABSENT, text="rank 1"),
+    **{f"an absent ledger of an epoch of {steps} steps": History(
+        [(2, 5, [(0, 0, [10, 10])]), (2, 5, [(1, 0, [steps, steps])], {"absent": [1]})], None, 0, ABSENT)
+       for steps in (1, 2)},
+    "a rank killed before the others in an unfinished epoch": History(
+        [(3, 5, [(0, 0, [4, 3, 4])])], epochs={"ahead": [10]}, text="rank 1 on here after 3"),
+    "a rank that goes on to the next epoch with fewer steps": History(
+        [(2, 5, [(0, 0, [10, 9]), (1, 0, [10, 10])])], False, 5),
+    "a rank that ends an epoch before the others leave it": History(
+        [(2, 5, [(0, 0, [10, 10]), (1, 0, [4, -1])])], codes=NOT_BEGUN),
+    "an epoch that is left early": History(
+        [(2, 5, [(0, 0, [3, 3]), (1, 0, [10, 10])])], epochs={"left_early": [70, 0]}),
+    "an epoch that is left by a pass without a step": History(
+        [(2, 5, [(0, 0, [3, 3]), (1, 0, [0, 0])])], epochs={"left_early": [70, 0], "under_way": [0, 100]}),
+    "epochs that begin again take back what was delivered": History(
+        [(2, 5, [(0, 0, [3, 3]), (0, 0, [10, 10]), (1, 0, [4, 4]), (0, 50, [5, 5])])], epochs={"again": [80, 40]}),
+    "a look of one rank at the first batch": History([(2, 5, [(0, 0, [1, -1]), (0, 0, [10, 10])])]),
+    "an epoch that is skipped": History(
+        [(1, 10, [(0, 0, [10])]), (1, 10, [(2, 0, [10])])], False, 100, epochs={"missing": [0, 100, 0]}),
+    "a start up to which nothing is recorded": History([(1, 10, [(0, 20, [8])])], None, 20, NOT_RECORDED),
+    # As limit_train_batches and limit_val_batches: the next launch begins the next epoch.
+    "a limit of steps in all launches": History(
+        [(2, 5, [(0, 0, [3, 3]), (1, 0, [3, 3])]), (1, 10, [(2, 0, [3]), (3, 0, [3])])],
+        epochs={"left_early": [70, 70, 70, 0]}),
+    **{f"a limit of 3 steps, and a launch that stops at {steps}": History(
+        [(2, 5, [(0, 0, [3, 3]), (1, 0, steps)]), (1, 10, [(2, 0, [3])])], False, 100 - 5 * sum(steps))
+       for steps in ([2, 2], [4, 4], [3, 2])},
+    **{f"a loader of each fifth epoch goes on with epoch {epoch}": History(
+        [(1, 10, [(4, 0, [10]), (9, 0, [10])]), (1, 10, [(epoch, 0, [10])])], not missing, missing)
+       for epoch, missing in ((14, 0), (15, 500), (19, 900), (10, 0))},
+    "two jobs at one time": History(
+        [(1, 10, [(0, 0, [5])]), (1, 10, [(0, 0, [5])], EARLIER)], None, 0, OVERLAP, text="launches 1 and 2"),
+    "gaps of two jobs at one time": History(
+        [(1, 10, [(0, 0, [5])]), (1, 10, [(1, 0, [10])], EARLIER)], None, 50,
+        OVERLAP | {"missing-samples": UNPROVEN}),
+    "an epoch of any number, of which a thousand before it are listed": History(
+        [(1, 10, [(0, 0, [10])]), (1, 10, [(10**15, 0, [10])])], False, 1000 * 100),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_a_history_of_launches_has_its_verdict(name: str, tmp_path: Path) -> None:
+    history = HISTORIES[name]
     job = Job(tmp_path, rf.Plan(100))
-    job.launch(2, 5, [(0, 0, [10, 10]), (1, 0, [4, 4])])
-    job.launch(1, 10, [(0, 0, [4])])
+    for ranks, batch_size, passes, *options in history.launches:
+        given = options[0] if options else {}
+        job.now += given.get("seconds", 0) * 10**9
+        job.launch(ranks, batch_size, passes, absent=given.get("absent", ()))
     verdict = verify_run(tmp_path)
-    assert verdict.sound
-    (note,) = (each for each in verdict.findings if each.code == "began-again")
-    assert note.severity == "note"
-    assert note.evidence[0].startswith("launch 2 of")
-    assert "set_epoch" in note.remedy
+    if not history.overlaps:
+        agrees(verdict, job)
+    assert verdict.sound is history.sound, str(verdict)
+    assert history.codes in (None, codes(verdict))
+    assert re.search(history.text, str(verdict))
+    (loader,) = verdict.loaders
+    assert loader.missing == history.missing
+    for name, values in history.epochs.items():
+        assert [getattr(epoch, name) for epoch in loader.epochs] == values
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -77,137 +153,6 @@ def test_a_rank_that_fell_short_before_the_next_launch_is_told(tmp_path: Path, l
     (gap,) = verdict.loaders[0].epochs[0].gaps
     assert (gap.rank, gap.first_step) == (1, 2)
     assert "rank 1 on node7 after 2 of the 4 steps" in str(verdict)
-
-
-def test_an_absent_ledger_is_an_error(tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(3, 5, [(0, 0, [7, 7, 7])], absent=[1])
-    verdict = verify_run(tmp_path)
-    agrees(verdict, job)
-    assert verdict.sound is None
-    assert codes(verdict) == {"absent-ledger": "unproven", "not-begun": "note"}
-    assert "rank 1" in str(verdict)
-
-
-@pytest.mark.parametrize("steps", [1, 2])
-def test_an_absent_ledger_is_not_proven_from_the_first_step(steps: int, tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(2, 5, [(0, 0, [10, 10])])
-    job.launch(2, 5, [(1, 0, [steps, steps])], absent=[1])
-    verdict = verify_run(tmp_path)
-    assert verdict.sound is None
-    assert codes(verdict) == {"absent-ledger": "unproven", "not-begun": "note"}
-
-
-def test_a_killed_rank_of_an_unfinished_epoch_is_a_note(tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(3, 5, [(0, 0, [4, 3, 4])])
-    verdict = verify_run(tmp_path)
-    agrees(verdict, job)
-    assert verdict.sound
-    assert verdict.loaders[0].epochs[0].ahead == 10
-    assert "rank 1 on here after 3" in str(verdict)
-
-
-def test_a_rank_that_went_on_to_the_next_epoch_with_fewer_steps_is_an_error(tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(2, 5, [(0, 0, [10, 9]), (1, 0, [10, 10])])
-    verdict = verify_run(tmp_path)
-    agrees(verdict, job)
-    assert verdict.loaders[0].missing == 5
-
-
-def test_an_epoch_that_was_left_early_is_told_and_no_error(tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(2, 5, [(0, 0, [3, 3]), (1, 0, [10, 10])])
-    verdict = verify_run(tmp_path)
-    agrees(verdict, job)
-    assert verdict.sound
-    assert verdict.loaders[0].epochs[0].left_early == 70
-
-
-def test_an_epoch_is_left_by_a_pass_without_a_step(tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(2, 5, [(0, 0, [3, 3]), (1, 0, [0, 0])])
-    verdict = verify_run(tmp_path)
-    agrees(verdict, job)
-    assert (verdict.loaders[0].epochs[0].left_early, verdict.loaders[0].epochs[0].under_way) == (70, 0)
-
-
-def test_begun_anew_takes_back_what_came_before(tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(2, 5, [(0, 0, [3, 3]), (0, 0, [10, 10]), (1, 0, [4, 4]), (0, 50, [5, 5])])
-    verdict = verify_run(tmp_path)
-    agrees(verdict, job)
-    assert verdict.sound
-    assert verdict.loaders[0].epochs[0].again == 30 + 50
-    assert verdict.loaders[0].epochs[1].again == 40
-
-
-def test_a_look_at_the_first_batch_by_one_rank_changes_nothing(tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(2, 5, [(0, 0, [1, -1]), (0, 0, [10, 10])])
-    verdict = verify_run(tmp_path)
-    agrees(verdict, job)
-    assert verdict.sound
-
-
-def test_skipped_epochs_are_missing(tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(1, 10, [(0, 0, [10])])
-    job.launch(1, 10, [(2, 0, [10])])
-    verdict = verify_run(tmp_path)
-    assert [(each.epoch, each.missing) for each in verdict.loaders[0].epochs] == [(0, 0), (1, 100), (2, 0)]
-
-
-def test_a_limit_of_steps_an_epoch_holds_over_launches(tmp_path: Path) -> None:
-    """As limit_train_batches and limit_val_batches: the next launch begins the next epoch."""
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(2, 5, [(0, 0, [3, 3]), (1, 0, [3, 3])])
-    job.launch(1, 10, [(2, 0, [3]), (3, 0, [3])])
-    verdict = verify_run(tmp_path)
-    agrees(verdict, job)
-    assert verdict.sound, str(verdict)
-    assert [each.left_early for each in verdict.loaders[0].epochs] == [70, 70, 70, 0]
-
-
-@pytest.mark.parametrize("steps", [[2, 2], [4, 4], [3, 2]])
-def test_who_stopped_elsewhere_than_at_the_limit_has_a_gap(steps: list[int], tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(2, 5, [(0, 0, [3, 3]), (1, 0, steps)])
-    job.launch(1, 10, [(2, 0, [3])])
-    verdict = verify_run(tmp_path)
-    agrees(verdict, job)
-    assert verdict.loaders[0].missing == 100 - 5 * sum(steps)
-
-
-@pytest.mark.parametrize(("second", "missing"), [(14, 0), (15, 500), (19, 900), (10, 0)])
-def test_a_loader_of_every_fifth_epoch_misses_none_between_launches(
-    second: int, missing: int, tmp_path: Path
-) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(1, 10, [(4, 0, [10]), (9, 0, [10])])
-    job.launch(1, 10, [(second, 0, [10])])
-    assert verify_run(tmp_path).loaders[0].missing == missing
-
-
-def test_a_start_that_nobody_delivered_up_to_is_missing(tmp_path: Path) -> None:
-    Job(tmp_path, rf.Plan(100)).launch(1, 10, [(0, 20, [8])])
-    verdict = verify_run(tmp_path)
-    assert verdict.loaders[0].missing == 20
-    assert verdict.sound is None
-    assert codes(verdict) == {"not-recorded": "unproven"}
-
-
-def test_two_jobs_in_one_folder_are_told(tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(1, 10, [(0, 0, [5])])
-    job.now -= 2 * 10**9
-    job.launch(1, 10, [(0, 0, [5])])
-    verdict = verify_run(tmp_path)
-    assert verdict.sound is None
-    assert codes(verdict) == {"overlapping-launches": "unproven"}
-    assert "launches 1 and 2" in str(verdict)
 
 
 def test_parallel_peers_of_a_rank_count_once(tmp_path: Path) -> None:
@@ -394,32 +339,6 @@ def test_missing_samples_beside_a_damaged_ledger_are_not_proven(tmp_path: Path) 
     assert verdict.loaders[0].missing == 10
     assert verdict.sound is None
     assert codes(verdict)["missing-samples"] == "unproven"
-
-
-def test_gaps_of_jobs_that_share_a_folder_are_not_proven(tmp_path: Path) -> None:
-    Job(tmp_path, rf.Plan(100)).launch(1, 10, [(0, 0, [5])])
-    other = Job(tmp_path, rf.Plan(100), launches=1, now=10**18)
-    other.launch(1, 10, [(1, 0, [10])])
-    verdict = verify_run(tmp_path)
-    assert verdict.sound is None
-    assert codes(verdict) == {"overlapping-launches": "unproven", "missing-samples": "unproven"}
-
-
-def test_any_epoch_number_is_verified_at_once(tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(1, 10, [(0, 0, [10])])
-    job.launch(1, 10, [(10**15, 0, [10])])
-    verdict = verify_run(tmp_path)
-    assert verdict.sound is False
-    assert len(verdict.loaders[0].epochs) == 1002
-
-
-def test_a_rank_that_ended_an_epoch_before_the_others_left_its_ledger(tmp_path: Path) -> None:
-    job = Job(tmp_path, rf.Plan(100))
-    job.launch(2, 5, [(0, 0, [10, 10]), (1, 0, [4, -1])])
-    verdict = verify_run(tmp_path)
-    agrees(verdict, job)
-    assert codes(verdict) == {"not-begun": "note"}
 
 
 def test_ten_to_the_twelfth_samples_with_a_rank_that_fell_short(tmp_path: Path) -> None:
