@@ -8,37 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sources.numbers import Numbers
 
 import rankfeed as rf
-from rankfeed.columns.columns import Columns, Dense
-from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError
-
-
-class Ids(rf.Source):
-    """Samples whose only column is their id; says which columns were read."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.read: list[Any] = []
-
-    @property
-    def blocks(self) -> Any:
-        return np.array([self.size], np.int64)
-
-    @property
-    def fields(self) -> Any:
-        return {"x": Field("dense", "int64"), "label": Field("dense", "int64")}
-
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.size} ids"
-
-    def fetch(self, sample_ids: Any, columns: Any = None) -> Columns:
-        self.read.append(columns)
-        ids = np.asarray(sample_ids, np.int64)
-        result = {"x": Dense.of(ids), "label": Dense.of(ids % 10)}
-        return Columns({name: result[name] for name in columns or result}, len(ids))
 
 
 def origins(source: Any) -> list[int]:
@@ -55,7 +28,7 @@ def test_each_sample_is_on_one_side_and_sides_are_near_their_fractions(
 ) -> None:
     if rest:
         shares = [*shares, 1 - sum(shares)]
-    sides = rf.train_test_split(Ids(size), shares, seed)
+    sides = rf.train_test_split(Numbers(size), shares, seed)
     counts = Counter(item for side in sides for item in origins(side))
     assert set(counts.values()) == {1}
     assert set(counts) <= set(range(size))
@@ -69,19 +42,19 @@ def test_each_sample_is_on_one_side_and_sides_are_near_their_fractions(
 
 @given(size=st.integers(100, 3000), more=st.integers(1, 3000), seed=st.integers(0, 99), share=st.floats(0.2, 0.8))
 def test_samples_stay_on_their_side_when_data_are_appended(size: int, more: int, seed: int, share: float) -> None:
-    before = rf.train_test_split(Ids(size), share, seed)
-    after = rf.train_test_split(Ids(size + more), share, seed)
+    before = rf.train_test_split(Numbers(size), share, seed)
+    after = rf.train_test_split(Numbers(size + more), share, seed)
     for old, new in zip(before, after, strict=True):
         assert origins(old) == [item for item in origins(new) if item < size]
 
 
 def test_a_larger_test_share_only_takes_from_training() -> None:
-    few, many = (rf.train_test_split(Ids(5000), share, 3)[1] for share in (0.1, 0.3))
+    few, many = (rf.train_test_split(Numbers(5000), share, 3)[1] for share in (0.1, 0.3))
     assert set(origins(few)) < set(origins(many))
 
 
 def test_dicts_keep_their_names_and_order() -> None:
-    source = Ids(4000)
+    source = Numbers(4000)
     named = rf.train_test_split(source, {"val": 0.1, "train": 0.7, "test": 0.2}, seed=5)
     assert list(named) == ["val", "train", "test"]
     plain = rf.train_test_split(source, (0.1, 0.7, 0.2), seed=5)
@@ -90,16 +63,16 @@ def test_dicts_keep_their_names_and_order() -> None:
         assert one.fingerprint == other.fingerprint
     train, test = rf.train_test_split(source, 0.2, seed=5)
     assert len(train) > len(test)
-    assert not source.read  # ids alone say where a sample goes
+    assert not source.columns_read  # ids alone say where a sample goes
 
 
 def test_another_seed_is_another_split_independent_of_the_first() -> None:
-    first, second = (set(origins(rf.train_test_split(Ids(40_000), 0.5, seed)[1])) for seed in (0, 1))
+    first, second = (set(origins(rf.train_test_split(Numbers(40_000), 0.5, seed)[1])) for seed in (0, 1))
     assert abs(len(first & second) - 10_000) < 8 * (40_000 * 0.25 * 0.75) ** 0.5
 
 
 def test_parts_of_a_split_are_split_anew_by_the_same_seed() -> None:
-    train, test = rf.train_test_split(Ids(20_000), 0.2, seed=0)
+    train, test = rf.train_test_split(Numbers(20_000), 0.2, seed=0)
     again, val = rf.train_test_split(train, 0.5, seed=0)
     assert abs(len(val) - len(train) / 2) < 8 * (len(train) * 0.25) ** 0.5
     # Nor does it help to hide the split in a selection or among others.
@@ -110,7 +83,7 @@ def test_parts_of_a_split_are_split_anew_by_the_same_seed() -> None:
 
 
 def test_a_selection_is_split_as_its_source_is() -> None:
-    source = Ids(3000)
+    source = Numbers(3000)
     _, test = rf.train_test_split(source, 0.3, seed=2)
     selected = source.select(lambda sample: sample["label"] < 4, columns=["label"])
     _, test_of_selected = rf.train_test_split(selected, 0.3, seed=2)
@@ -159,15 +132,15 @@ def test_the_key_of_tar_samples_is_taken_without_asking() -> None:
 
 
 def test_the_key_column_alone_is_read_and_once() -> None:
-    source = Ids(9000)
+    source = Numbers(9000)
     rf.train_test_split(source, 0.5, key="x")
-    assert source.read
-    assert all(columns == ["x"] for columns in source.read)
+    assert source.columns_read
+    assert all(columns == ["x"] for columns in source.columns_read)
 
 
 def test_the_split_is_the_one_it_was() -> None:
     """In every process, whatever it hashes by: these samples were on the test side when this was written."""
-    assert origins(rf.train_test_split(Ids(40), 0.2, seed=0)[1]) == [12, 13, 16, 17, 25, 26, 28, 29, 31, 33]
+    assert origins(rf.train_test_split(Numbers(40), 0.2, seed=0)[1]) == [12, 13, 16, 17, 25, 26, 28, 29, 31, 33]
     rows = rf.from_dataset([{"k": f"key {i}"} for i in range(40)])
     on_test = origins(rf.train_test_split(rows, 0.2, seed=0, key="k")[1])
     assert on_test == [0, 1, 5, 8, 10, 11, 13, 18, 19, 20, 21, 24, 26, 28, 35, 38]
@@ -182,13 +155,13 @@ def test_the_split_is_the_one_it_was() -> None:
 )
 def test_what_are_no_fractions_are_refused(bad: Any) -> None:
     with pytest.raises(ArgumentError, match="fraction"):
-        rf.train_test_split(Ids(10), bad)
+        rf.train_test_split(Numbers(10), bad)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"key": "z"}, ["no such column", "x, label"]),
+        ({"key": "z"}, ["no such column", "x, square, label"]),
         ({"seed": 1.5}, ["seed", "1.5"]),
         ({"seed": True}, ["seed"]),
         ({"seed": None}, ["seed"]),
@@ -196,7 +169,7 @@ def test_what_are_no_fractions_are_refused(bad: Any) -> None:
 )
 def test_other_arguments_are_refused_by_name(arguments: Any, words: list[str]) -> None:
     with pytest.raises(ArgumentError) as caught:
-        rf.train_test_split(Ids(10), 0.5, **arguments)
+        rf.train_test_split(Numbers(10), 0.5, **arguments)
     for word in words:
         assert word in str(caught.value)
 
@@ -217,4 +190,4 @@ def test_only_sources_are_split() -> None:
 )
 def test_an_empty_side_is_named_with_a_remedy(fractions: Any, name: str) -> None:
     with pytest.raises(SourceError, match=rf"{name}[\s\S]*empty[\s\S]*seed"):
-        rf.train_test_split(Ids(100), fractions)
+        rf.train_test_split(Numbers(100), fractions)

@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +23,47 @@ def batches(rows: int = ROWS) -> Iterator[dict[str, Any]]:
 
 
 class Batches:
-    """A rank's share, read as often as wanted."""
+    """A rank's share, read as often as wanted; an action comes before its fifth batch."""
+
+    def __init__(self, action: Callable[[], object] = lambda: None) -> None:
+        self.action = action
 
     def __iter__(self) -> Iterator[Any]:
-        return batches()
+        for step, batch in enumerate(batches()):
+            if step == 4:
+                self.action()
+            yield batch
+
+
+class Acting(Rows):
+    """An action comes before sample 77 is read."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        super().__init__()
+        self.action = action
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 77:
+            self.action()
+        return sample(index)
+
+
+def in_a_worker(num_workers: int, multiprocessing_context: Any, action: Callable[[], object]) -> Any:
+    data = Acting(action)
+    return loader(data, num_workers, multiprocessing_context, sampler=shared(data))
+
+
+def fail(row: int = 77) -> None:
+    raise ValueError(f"row {row} has no image")
+
+
+def hang() -> None:
+    while True:
+        time.sleep(60)
+
+
+def kill(number: int = signal.SIGKILL) -> None:
+    os.kill(os.getpid(), number)
 
 
 def raises() -> Any:
@@ -40,29 +78,14 @@ def raises_on_one_rank() -> Any:
     return Batches()
 
 
-class RaisesLate(Batches):
-    def __iter__(self) -> Iterator[Any]:
-        for step, batch in enumerate(super().__iter__()):
-            if step == 4:
-                raise ValueError("row 20 has no image")
-            yield batch
-
-
 def raises_in_an_epoch() -> Any:
     """The fifth batch raises."""
-    return RaisesLate()
-
-
-class BadRow(Rows):
-    def __getitem__(self, index: int) -> Any:
-        if index == 77:
-            raise ValueError("row 77 has no image")
-        return sample(index)
+    return Batches(partial(fail, 20))
 
 
 def raises_in_a_worker(num_workers: int, multiprocessing_context: Any) -> Any:
     """One sample raises, in a worker of one rank."""
-    return loader(BadRow(), num_workers, multiprocessing_context, sampler=shared(BadRow()))
+    return in_a_worker(num_workers, multiprocessing_context, fail)
 
 
 def nothing() -> Any:
@@ -94,8 +117,7 @@ def endless() -> Any:
 
 def hangs_when_built() -> Any:
     """The factory waits for ever."""
-    while True:
-        time.sleep(60)
+    hang()
 
 
 def waits_for_the_others() -> Any:
@@ -107,49 +129,25 @@ def waits_for_the_others() -> Any:
     return Batches()
 
 
-class HangsLate(Batches):
-    def __iter__(self) -> Iterator[Any]:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        for step, batch in enumerate(super().__iter__()):
-            while step == 4 and place()[0] == 1:
-                time.sleep(60)
-            yield batch
-
-
 def hangs_in_an_epoch() -> Any:
     """Rank 1 hangs in its fifth batch, and takes no SIGTERM."""
-    return HangsLate()
-
-
-class HangsInAWorker(Rows):
-    def __getitem__(self, index: int) -> Any:
-        while index == 77:
-            time.sleep(60)
-        return sample(index)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return Batches(hang if place()[0] == 1 else int)
 
 
 def hangs_in_a_worker(num_workers: int, multiprocessing_context: Any) -> Any:
     """A worker hangs in one sample."""
-    data = HangsInAWorker()
-    return loader(data, num_workers, multiprocessing_context, sampler=shared(data))
+    return in_a_worker(num_workers, multiprocessing_context, hang)
 
 
 def killed() -> Any:
     """The process is killed while it builds, as by the kernel when memory ends."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-class KilledLate(Batches):
-    def __iter__(self) -> Iterator[Any]:
-        for step, batch in enumerate(super().__iter__()):
-            if step == 4 and place()[0] == 1:
-                os.kill(os.getpid(), signal.SIGSEGV)
-            yield batch
+    kill()
 
 
 def crashes_in_an_epoch() -> Any:
     """Rank 1 crashes in its fifth batch."""
-    return KilledLate()
+    return Batches(partial(kill, signal.SIGSEGV) if place()[0] == 1 else int)
 
 
 def leaves() -> Any:
@@ -162,22 +160,14 @@ def exits() -> Any:
     sys.exit("no data today")
 
 
-class KillsItsWorker(Rows):
-    def __getitem__(self, index: int) -> Any:
-        if index == 77:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return sample(index)
-
-
 def worker_killed(num_workers: int, multiprocessing_context: Any) -> Any:
     """A worker is killed."""
-    data = KillsItsWorker()
-    return loader(data, num_workers, multiprocessing_context, sampler=shared(data))
+    return in_a_worker(num_workers, multiprocessing_context, kill)
 
 
 class Chatty(Batches):
     def __iter__(self) -> Iterator[Any]:
-        for batch in super().__iter__():
+        for batch in batches():
             print("x" * 2_000_000)
             sys.stderr.write("y" * 2_000_000)
             yield batch

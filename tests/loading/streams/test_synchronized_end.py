@@ -91,6 +91,17 @@ def counted(batches: Any) -> list[list[int]]:
     return [batch["x"][batch["valid"]].tolist() if "valid" in batch else batch["x"].tolist() for batch in batches]
 
 
+def until_error(loader: rf.Loader) -> tuple[int, str]:
+    """How many batches there are, and the error after them."""
+    steps = 0
+    try:
+        for _ in loader:
+            steps += 1
+    except rf.errors.RankfeedError as error:
+        return steps, str(error)
+    return steps, ""
+
+
 def own(lengths: tuple[int, ...], failing: dict[int, int] | None = None) -> Any:
     """A stream for each rank, of that many samples; some fail at some sample."""
 
@@ -189,14 +200,7 @@ def test_an_error_of_one_rank_reaches_all_after_the_same_steps(together: Any) ->
 
         def read(topology: rf.Topology, workers: int = workers, tail: Any = tail, at: int = at) -> Any:
             stream = own((9, 30, 25), {1: at})
-            loader: Any = rf.Loader(stream, 2, tail=tail, topology=topology, num_workers=workers)
-            done = 0
-            try:
-                for _ in loader:
-                    done += 1
-            except StreamError as error:
-                return done, str(error)
-            return done, ""
+            return until_error(rf.Loader(stream, 2, tail=tail, topology=topology, num_workers=workers))
 
         found = together(3, read)
         assert [done for done, _ in found] == [steps] * 3
@@ -234,27 +238,14 @@ def test_an_error_in_a_batch_that_only_fills_reaches_all_after_the_same_steps(to
                     raise ValueError("no room for another copy")
                 return sample
 
-            loader: Any = rf.Loader(
-                own((3, 30)), 2, tail="pad", topology=topology, transform=failing, num_workers=workers
-            )
-            done = 0
-            try:
-                for _ in loader:
-                    done += 1
-            except rf.errors.RankfeedError as error:
-                return done, str(error)
-            return done, ""
+            options: Any = {"tail": "pad", "topology": topology, "transform": failing, "num_workers": workers}
+            return until_error(rf.Loader(own((3, 30)), 2, **options))
 
         found = together(2, read)
         assert found[0][0] == found[1][0] == 3
         assert "no room for another copy" in found[0][1]
         assert "the stream of rank 0 failed, so all ranks stop" in found[1][1]
         assert "no room for another copy" in found[1][1]
-
-
-def shared(function: Callable[[int], Any]) -> Any:
-    """A stream that all ranks read, but that differs by thread."""
-    return rf.from_iterable(function)
 
 
 def test_ranks_that_read_different_streams_are_told_so(together: Any) -> None:
