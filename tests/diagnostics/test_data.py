@@ -1,12 +1,10 @@
 """Whatever is damaged is found and named, and what an interrupted check has read is not read again."""
 
 import hashlib
-import io
 import json
 import os
 import random
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.sources.mds.streaming_mds import MDSWriter
+from tests.support.tar import write_tar
 
 import rankfeed as rf
 from rankfeed.diagnostics import DataVerdict, verify_data
@@ -33,14 +32,10 @@ def packed(folder: Path) -> Path:
 
 
 def tars(folder: Path, shards: int = 3) -> Path:
-    folder.mkdir()
     for shard in range(shards):
-        with tarfile.open(folder / f"{shard}.tar", "w") as archive:
-            for row in range(6):
-                for suffix, content in (("txt", b"text %d" % row), ("cls", b"%d" % row)):
-                    member = tarfile.TarInfo(f"{shard}-{row}.{suffix}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
+        parts = {"txt": b"text %d", "cls": b"%d"}
+        members = {f"{shard}-{row}.{suffix}": part % row for row in range(6) for suffix, part in parts.items()}
+        write_tar(folder / f"{shard}.tar", members)
     return folder
 
 

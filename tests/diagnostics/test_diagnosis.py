@@ -359,16 +359,6 @@ def test_a_control_that_reads_a_part_of_its_dataset() -> None:
     assert codes(findings(one_large_batch, shape=by_index, built=built), notes=False) == []
 
 
-def test_a_dropped_remainder() -> None:
-    def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
-        ids = shuffled(epoch, 98)
-        return batched((ids[:96] if ranks > 1 else ids)[rank::ranks], workers)
-
-    assert codes(findings(deal, built=Built(seconds=0, traits=LoaderTraits(drops=True)))) == [
-        ("missing-samples", "note")
-    ]
-
-
 def test_a_control_that_drops_its_last_batch_is_no_measure() -> None:
     def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         mine = shuffled(epoch, 99)[rank::ranks]

@@ -82,7 +82,7 @@ def test_pipelines_get_their_diagnosis_under_the_options_of_an_examination(
 
 
 def test_a_pipeline_that_hangs_is_ended_and_says_where_it_stood() -> None:
-    examined("bad:crashes_in_an_epoch")  # starts the servers
+    examined("raises_in_a_worker")  # starts the servers
     before = left()
     found = examined("hangs", timeout=5)
     assert severe(found) == ["hangs"]

@@ -327,24 +327,6 @@ def test_ranks_with_a_shell_each_get_the_error_of_one_build(path: Path, tmp_path
     assert builds.read_text() == "1"
 
 
-def test_a_killed_builder_is_replaced(path: Path) -> None:
-    code = (
-        "import sys, time, rankfeed as rf\n"
-        "def build(staging): (staging / 'half').write_text(''); print('on', flush=True); time.sleep(60)\n"
-        "rf.prepare_once(sys.argv[1], build)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(rf.prepare_once, path, build)
-            time.sleep(0.3)
-            assert not waiting.done()
-            other.kill()  # and not waited for: only its remains are there
-            assert waiting.result(30) == path
-    assert changed_files(path) == []
-
-
 def test_a_wait_that_is_too_long_names_the_builder(path: Path) -> None:
     go = threading.Event()
 
