@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rankfeed.diagnostics.batch_columns import columns
 from rankfeed.diagnostics.doctor.rows import all_ends, ends, shingles_of, tokens, unmasked
-from rankfeed.diagnostics.keys import hashes, ids_in, required_ids
+from rankfeed.diagnostics.keys import hashes, required_ids
 from rankfeed.errors import AuditError
 
 X = torch.arange(12).reshape(4, 3)
@@ -53,6 +53,7 @@ NESTED = torch.nested.nested_tensor([X[0], X[1, :2], X[2], X[3, :1]])
         ({"inner": Plain(x=X), "y": Y}, {"inner.x": 4, "y": 4}),
         ([Plain(x=X, y=Y)], {"0.x": 4, "0.y": 4}),
         (SAMPLES, {"x": 4, "y": 4}),
+        ([{"x": 1}, {"x": 2}, {"x": 3}], {"x": 3}),
         ([(X[row], int(row)) for row in range(4)], {"0": 4, "1": 4}),
         ([(torch.ones(4, 4), label) for label in range(3)], {"0": 3, "1": 3}),
         ({"x": X.to_sparse(), "y": Y}, {"x": 4, "y": 4}),
@@ -76,10 +77,10 @@ NESTED = torch.nested.nested_tensor([X[0], X[1, :2], X[2], X[3, :1]])
         (None, {}),
     ],
 )
-def test_rows_of_a_batch(batch: Any, expected: dict[str, int]) -> None:
-    found = columns(batch)
-    assert {name: len(column) for name, column in found.items()} == expected
-    assert {name: len(hashes(column) or []) for name, column in found.items()} == expected
+def test_rows_of_a_batch_are_those_of_all_its_fields_by_their_paths(batch: Any, expected: dict[str, int]) -> None:
+    fields = columns(batch)
+    assert {name: len(column) for name, column in fields.items()} == expected
+    assert {name: len(hashes(column) or []) for name, column in fields.items()} == expected
 
 
 def test_content_that_cannot_be_hashed_is_no_key() -> None:
@@ -173,6 +174,8 @@ def test_shingles_are_of_tokens_and_not_of_rows() -> None:
     ("path", "batch", "expected"),
     [
         ("id", {"id": [1, 2]}, [1, 2]),
+        ("id", [{"id": 4}, {"id": 5}], [4, 5]),
+        ("0.meta.id", ({"meta": {"id": [4, 5]}}, 7), [4, 5]),
         ("0.sample_id", ({"sample_id": [1, 2]}, Y), [1, 2]),
         ("meta.k", {"meta": {"k": [3]}}, [3]),
         ("meta.k", [{"meta": {"k": 3}}, {"meta": {"k": 4}}], [3, 4]),
@@ -189,11 +192,3 @@ def test_a_path_names_the_ids(path: str, batch: Any, expected: list[int]) -> Non
 def test_a_path_that_leads_nowhere_names_those_that_do(path: str) -> None:
     with pytest.raises(AuditError, match=r"meta\.k"):
         required_ids({"id": [1, 2], "meta": {"k": [1, 2]}}, path)
-
-
-def test_fields_have_paths_and_ids_are_found_by_them() -> None:
-    batch = {"x": np.zeros((2, 3)), "meta": {"k": ["a", "b"]}, "step": 7}
-    assert [*columns(batch)] == ["x", "meta.k"]
-    assert columns([{"x": 1}, {"x": 2}, {"x": 3}]) == {"x": [1, 2, 3]}
-    assert ids_in(({"meta": {"id": [4, 5]}}, 7), "0.meta.id") == [4, 5]
-    assert ids_in([{"id": 4}, {"id": 5}], "id") == [4, 5]
