@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from rankfeed.diagnostics.batch_columns import columns
+from rankfeed.diagnostics.generators import global_generators, is_generator, state_of
 from rankfeed.diagnostics.keys import hashes
 
 #: How deep a dataset is searched for generators of its own, and how many entries of a list.
@@ -179,16 +179,8 @@ class _Tagging:
         return Tagged(batch, info.id, drawn, indices, dropped)
 
     def _now(self) -> dict[str, str]:
-        import torch
-
-        return {
-            name: xxh3_128_hexdigest(
-                each.get_state().numpy().tobytes()
-                if isinstance(each, torch.Generator)
-                else pickle.dumps(each.__reduce__()[1:])
-            )
-            for name, each in self._generators.items()
-        }
+        states = {name: state_of(generator) for name, generator in self._generators.items()}
+        return {name: xxh3_128_hexdigest(pickle.dumps(state)) for name, state in states.items()}
 
 
 def _dropped(samples: list[Any], batch: Any) -> int:
@@ -206,24 +198,9 @@ def _dropped(samples: list[Any], batch: Any) -> int:
 
 def _all_generators(dataset: Any) -> dict[str, Any]:
     """The global generators, and those of a dataset and of its module."""
-    import torch
-
     module = vars(sys.modules.get(type(dataset).__module__, random))
-    generators = {name: each for name, each in module.items() if is_generator(each)} | _generators(
-        dataset, "dataset"
-    )
-    generators |= {"torch": torch.default_generator, "numpy": np.random.mtrand._rand}
-    return generators | {"random": random.getstate.__self__}  # type: ignore[attr-defined]
-
-
-def is_generator(thing: Any) -> bool:
-    """Whether it is a random generator whose state can be set."""
-    import torch
-
-    # By type: some objects that torch's modules hold answer isinstance slowly, or with a warning.
-    kind = type(thing)
-    kinds = random.Random, np.random.Generator, np.random.RandomState
-    return kind is torch.Generator or (issubclass(kind, kinds) and kind is not random.SystemRandom)
+    of_module = {name: value for name, value in module.items() if is_generator(value)}
+    return of_module | _generators(dataset, "dataset") | global_generators()
 
 
 def _generators(thing: Any, name: str, depth: int = _DEPTH) -> dict[str, Any]:

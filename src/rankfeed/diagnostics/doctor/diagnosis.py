@@ -11,7 +11,7 @@ from rankfeed.diagnostics.doctor.counting import IDENTITY, RunCounter
 from rankfeed.diagnostics.doctor.kinds import Kind, choose
 from rankfeed.diagnostics.doctor.packing import REPETITIVE, Tokens, judge_tokens, repeated
 from rankfeed.diagnostics.doctor.pairs import collated_apart, rows_apart
-from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, remove_padding
 from rankfeed.diagnostics.findings import REMEDIES, Finding, Severity, finding, merged
 from rankfeed.diagnostics.judge import JudgedFacts, judge_samples, judge_steps
 from rankfeed.errors import listed
@@ -29,6 +29,7 @@ def diagnose(
     universe: int | None = None,
 ) -> tuple[Finding, ...]:
     """All findings, the most severe first, causes before consequences; runs resumed from the first one."""
+    remove_padding([step for log in (*runs, *controls, *resumed) for step in log.steps])
     found = _found(runs, controls, cpus, resumed, allow, universe)
     return merged(sorted(found, key=lambda each: [*REMEDIES].index(each.code)))
 
@@ -114,11 +115,10 @@ def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog], controls: Sequence
 
 def _exchanges(run: RunLog, kind: Kind) -> bool:
     """Whether known samples of an epoch come instead of others, more than padding and dropping explain."""
-    explained = run.job.ranks * max(run.job.workers, 1) * run.largest_batch
     for expected, epochs in zip(kind.control or (), run.epochs, strict=False):
         total = kind.total(epochs)
         new = Counter({key: 1 for key in total if key not in expected})
-        if min((total - expected - new).total(), (expected - total).total()) > explained:
+        if min((total - expected - new).total(), (expected - total).total()) > run.remainder:
             return True
     return False
 
@@ -168,7 +168,8 @@ def _samples(
     shared = any(each.startswith("shared") for each in allow)
     expected = None if run.cut else chosen.control
     groups = [epochs] if not shared else counter.peers(epochs, expected)
-    repeats = any(repeated(kind_total) >= REPETITIVE for kind_total in counter.totals(controls)) and run.cut
+    begun = [chosen.total([epoch]) for log in controls for rank in log.ranks for epoch in rank.epochs[:1]]
+    repeats = run.cut and any(repeated(counts) >= REPETITIVE for counts in begun)
     findings: list[Finding] = []
     for group in groups:
         reports = counter.reports(group, expected)
@@ -212,7 +213,7 @@ def _never_drawn(run: RunLog, kind: Kind, controls: Sequence[RunLog], facts: Jud
     drawn = {key for epochs in run.epochs for key in kind.total(epochs)}
     control = {key for epochs in controls[0].epochs[: len(run.epochs)] for key in kind.total(epochs)}
     never, new = control - drawn, drawn - control
-    if len(never) > 4 * len(new) + run.job.ranks * max(run.job.workers, 1) * run.largest_batch:
+    if len(never) > 4 * len(new) + run.remainder:
         of_control = f"{len(never)} of {len(control)} samples that one process draws"
         text = f"{facts.where}: {of_control} are drawn in no epoch: {listed(sorted(map(str, never)))}"
         yield finding("missing-samples", "error", "some samples are never drawn", text)

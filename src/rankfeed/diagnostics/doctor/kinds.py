@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from rankfeed.diagnostics.doctor.consistency import index_fields
 from rankfeed.diagnostics.doctor.packing import REPETITIVE, repeated
-from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step, padding_of
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
 
 #: Keys identify samples if at least this share of the control's rows has one of its own.
 _IDENTIFYING = 0.9
@@ -61,7 +61,7 @@ def choose(
 
 
 def _all(logs: Sequence[RunLog], holds: Callable[[Step], bool]) -> bool:
-    steps = [step for log in logs for rank in log.ranks for epoch in rank.epochs for step in epoch.steps]
+    steps = [step for log in logs for step in log.steps]
     return bool(steps) and all(holds(step) for step in steps if step.rows != 0)
 
 
@@ -119,11 +119,9 @@ def _content(controls: Sequence[RunLog], runs: Sequence[RunLog], ignored: Collec
     names = sorted(known.intersection(*(step.fields for step in steps)))
     if not controls or not names:
         return None
-    paddings = {name: padding_of(name, steps) for name in names}
 
     def kind_of(fields: Sequence[str], name: str = "") -> Kind:
-        chosen = {each: paddings[each] for each in fields}
-        return _kind(name, lambda step: [*step.combined(chosen)], controls)
+        return _kind(name, lambda step: [*step.row_keys(fields)], controls)
 
     stable = [name for name in names if _is_stable(kind_of([name]), controls, runs)]
     fields = [name for name in stable if _identifies(kind_of([name]), controls)] or stable
