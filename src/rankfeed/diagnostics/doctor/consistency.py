@@ -1,12 +1,15 @@
 """Whether a dataset index is the same sample in every process."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 
 from rankfeed.diagnostics.doctor.records import RowKey, RunLog, Step
 from rankfeed.diagnostics.doctor.sample_values import (
+    FEW,
     SampleValues,
     differing,
+    is_repetitive,
     sample_values,
     share_among,
 )
@@ -14,8 +17,6 @@ from rankfeed.diagnostics.keys import hashes
 
 #: Values are the same below the first share of what chance explains, and others above the second one.
 _SAME, _OTHER = 0.05, 0.2
-#: Of the different values, this share must be known from other indices: augmentation makes new values.
-_MOVED = 0.1
 
 
 def conflicts(logs: Sequence[RunLog]) -> dict[tuple[int, int], str]:
@@ -120,11 +121,12 @@ def _difference(name: str, one: SampleValues, other: SampleValues, *, elsewhere:
         if not elsewhere or one.positions[index].isdisjoint(other.positions[index])
     ]
     values, share = differing(pairs)
-    return None if values and share_among(values, {*here.values()}) < _MOVED else share
+    # Augmentation makes values that no other index has.
+    return None if values and share_among(values, {*here.values()}) < FEW else share
 
 
 def _identifies(values: Mapping[RowKey, int]) -> bool:
-    return len({*values.values()}) >= 0.9 * len(values)
+    return not is_repetitive(Counter(values.values()))
 
 
 def _shuffles_samples(log: RunLog) -> bool:

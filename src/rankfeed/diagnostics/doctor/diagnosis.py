@@ -9,15 +9,13 @@ from rankfeed.diagnostics.doctor import outcomes, resources
 from rankfeed.diagnostics.doctor.consistency import conflicts, sample_fields, unknown_content
 from rankfeed.diagnostics.doctor.counting import IDENTITY, RunCounter
 from rankfeed.diagnostics.doctor.kinds import Kind, choose
-from rankfeed.diagnostics.doctor.packing import REPETITIVE, Tokens, judge_tokens, repeated
+from rankfeed.diagnostics.doctor.packing import Tokens, judge_tokens
 from rankfeed.diagnostics.doctor.pairs import collated_apart, rows_apart
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, remove_padding
+from rankfeed.diagnostics.doctor.sample_values import FEW, is_repetitive
 from rankfeed.diagnostics.findings import REMEDIES, Finding, Severity, finding, merged
 from rankfeed.diagnostics.judge import JudgedFacts, judge_samples, judge_steps
 from rankfeed.errors import listed
-
-#: A control that lacks less than this share of its dataset drops remainders.
-_PART = 0.1
 
 
 def diagnose(
@@ -91,8 +89,8 @@ def _partial_epochs(controls: Sequence[RunLog], allow: Collection[str]) -> Itera
         if size is None or any(step.indices is None for step in steps):
             return
         epochs = [Counter[RowKey](i for step in each.steps for i in step.indices or ()) for (each,) in log.epochs]
-        remainder = max([_PART * size, *(len(step.indices or ()) for step in steps)])
-        if not epochs or any(len(each) + remainder >= size or repeated(each) >= REPETITIVE for each in epochs):
+        remainder = max([FEW * size, *(len(step.indices or ()) for step in steps)])
+        if not epochs or any(len(each) + remainder >= size or is_repetitive(each) for each in epochs):
             return
         same = all(each.keys() == epochs[0].keys() for each in epochs)
         severity: Severity = "note" if same or "partial" in allow else "unproven"
@@ -169,7 +167,7 @@ def _samples(
     expected = None if run.cut else chosen.control
     groups = [epochs] if not shared else counter.peers(epochs, expected)
     begun = [chosen.total([epoch]) for log in controls for rank in log.ranks for epoch in rank.epochs[:1]]
-    repeats = run.cut and any(repeated(counts) >= REPETITIVE for counts in begun)
+    repeats = run.cut and any(map(is_repetitive, begun))
     findings: list[Finding] = []
     for group in groups:
         reports = counter.reports(group, expected)

@@ -8,12 +8,13 @@ from operator import ne
 
 from rankfeed.diagnostics.batch_columns import LOCAL
 from rankfeed.diagnostics.doctor.consistency import indices_of
-from rankfeed.diagnostics.doctor.packing import repeated
 from rankfeed.diagnostics.doctor.records import CollatedAlone, EpochLog, RowKey, RunLog, Step, remove_padding
 from rankfeed.diagnostics.doctor.sample_values import (
+    FEW,
     KeysOf,
     SampleValues,
     differing,
+    is_repetitive,
     sample_values,
     share_among,
 )
@@ -23,8 +24,6 @@ from rankfeed.diagnostics.keys import hashes
 
 #: More than this share of what chance explains must be values of other samples; most of a class may be right.
 _OTHER = 0.02
-#: Samples may repeat or be unknown, and values be unknown, in this share of the rows.
-_INCOMPLETE = 0.1
 #: A label has at most this share of different values.
 _LABELS = 0.25
 #: Fields that samples are identified by, and combinations of fields that are compared.
@@ -83,8 +82,8 @@ def _apart(run: RunLog, control: SampleValues, keys_of: KeysOf, names: Sequence[
     for epoch, _, step in steps:
         counts[epoch].update(keys_of(step))
     known = sum(times for count in counts.values() for key, times in count.items() if key in control.positions)
-    if known < (1 - _INCOMPLETE) * sum(count.total() for count in counts.values()) or any(
-        repeated(count) > _INCOMPLETE for count in counts.values()
+    if known < (1 - FEW) * sum(count.total() for count in counts.values()) or any(
+        is_repetitive(count) for count in counts.values()
     ):
         return None
     texts = []
@@ -100,7 +99,7 @@ def _apart(run: RunLog, control: SampleValues, keys_of: KeysOf, names: Sequence[
             continue
         different = {*values.values()}
         other = [value for _, _, expected, value in rows if value != expected]
-        if share_among(other, different) < 1 - _INCOMPLETE:
+        if share_among(other, different) < 1 - FEW:
             continue  # augmentation makes new values
         if not control.is_reordered and len(different) > _LABELS * len(values):
             return None  # a counter of rows, or another dataset that is read beside this one

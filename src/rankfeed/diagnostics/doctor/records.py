@@ -99,14 +99,14 @@ class Step:
         return [hash(row) for row in zip(*(self.fields.get(name, ()) for name in names), strict=False)]
 
     @property
-    def content(self) -> list[RowKey]:
+    def content(self) -> list[int]:
         """A key of all fields together for each row."""
-        return [*self.row_keys(sorted(self.fields))]
+        return self.row_keys(sorted(self.fields))
 
     @property
-    def keys(self) -> list[RowKey]:
+    def keys(self) -> Sequence[RowKey]:
         """What orders are compared by: ids, else indices, else content."""
-        return self.ids if self.ids is not None else self.content if self.indices is None else [*self.indices]
+        return self.ids if self.ids is not None else self.content if self.indices is None else self.indices
 
 
 def remove_padding(steps: Sequence[Step]) -> None:

@@ -6,12 +6,16 @@ values differ is compared with values in random order, so that labels of few cla
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, Step
 from rankfeed.diagnostics.judge import ENOUGH
 
+#: The share of rows that may be exceptions, as real data have them: samples of equal content, samples that one
+#: process does not deliver, values that no sample has.
+FEW = 0.1
 #: The keys of a step's samples.
 KeysOf = Callable[[Step], Sequence[RowKey]]
 
@@ -78,6 +82,16 @@ def differing(pairs: Sequence[tuple[int, int]], least: int = ENOUGH) -> tuple[li
 def share_among(values: Sequence[int], known: Collection[int]) -> float:
     """The share of values that are known."""
     return sum(value in known for value in values) / max(1, len(values))
+
+
+def repeated(counts: Mapping[Any, int]) -> float:
+    """The share of deliveries that repeat another one."""
+    return 1 - len(counts) / sum(counts.values()) if counts else 0.0
+
+
+def is_repetitive(counts: Mapping[Any, int]) -> bool:
+    """Whether keys do not identify samples: more than a few deliveries repeat another one."""
+    return repeated(counts) > FEW
 
 
 def by_chance(values: Sequence[int]) -> float:
