@@ -26,11 +26,12 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+import rankfeed as rf
 from rankfeed.diagnostics import tagged
 from rankfeed.diagnostics.doctor import Examination, examine
 from rankfeed.diagnostics.doctor.inspection import ImportMeter, described
 from rankfeed.diagnostics.doctor.rank import LoaderReader, read
-from rankfeed.diagnostics.doctor.records import Built, Event, Job, Record, RunFailure, Step
+from rankfeed.diagnostics.doctor.records import Built, Event, Job, Record, RunFailure, Step, remove_padding
 from rankfeed.diagnostics.findings import Finding
 from rankfeed.errors import ArgumentError
 from rankfeed.integrations.pytest_plugin import Rankfeed
@@ -202,6 +203,29 @@ def test_what_a_factory_imports_is_no_data(tmp_path: Path, monkeypatch: pytest.M
         data = b"x" * (48 << 20)
         assert meter.bytes() - before > len(data) // 2
     assert builtins.__import__ is original
+
+
+class Sentences:
+    """Sentences of different lengths, padded with zeros, without ids."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        return {"tokens": torch.tensor([*range(index + 1, 2 * index + 2)] + [0] * (12 - index))}
+
+
+def with_padding_rows() -> Any:
+    return rf.Loader(rf.from_dataset(Sentences()), 4, tail="pad", topology=rf.Topology())  # type: ignore[arg-type]
+
+
+def test_padding_rows_are_left_out_of_all_that_is_compared() -> None:
+    steps = [line for line in said_of("with_padding_rows") if isinstance(line, Step)]
+    assert [step.rows for step in steps] == [4, 4, 2]
+    for step in steps:
+        assert len(step.ends["tokens"]) == len(step.fields["tokens"]) == step.rows
+    remove_padding(steps)
+    assert len({key for step in steps for key in step.fields["tokens"]}) == 10
 
 
 def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,5 +1,7 @@
 """Which worker of a torch DataLoader built a batch, of which indices, and from which random numbers."""
 
+from __future__ import annotations
+
 import copy
 import pickle
 import random
@@ -9,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from rankfeed.diagnostics.batch_columns import columns
+from rankfeed.diagnostics.generators import global_generators, is_generator, state_of
 from rankfeed.diagnostics.keys import hashes
 
 #: How deep a dataset is searched for generators of its own, and how many entries of a list.
@@ -47,38 +49,20 @@ def record(loader: Any, *, indices: bool = True, keep: int = 0) -> Callable[[], 
     before = loader.dataset, loader.collate_fn, loader.worker_init_fn
     indexed = indices and not isinstance(loader.dataset, IterableDataset)
     keep = keep if indexed or loader.batch_sampler is not None else 0  # batches of a stream have no samples
-    tagging = _Tagging(loader.collate_fn, loader.worker_init_fn, keep)
+    origin = Origin(loader.dataset if indexed else None, loader.collate_fn, loader.worker_init_fn, keep)
 
     def put(dataset: Any, collate: Any, init: Any) -> None:
         object.__setattr__(loader, "dataset", dataset)  # DataLoader refuses setattr
         loader.collate_fn, loader.worker_init_fn = collate, init
 
-    put(_IndexedDataset(loader.dataset) if indexed else loader.dataset, tagging, tagging.begin)
+    put(_IndexedDataset(loader.dataset) if indexed else loader.dataset, origin, origin.begin)
     return lambda: put(*before)
-
-
-@dataclass
-class Origin:
-    """What the batches of a recorded loader are made of.
-
-    Attributes:
-        dataset: the user's; None if it has no indices.
-        collate: the user's function.
-        kept: of the first batches, the indices, a copy of the samples that collate was given, and whether they
-            are several and not fetched as one.
-    """
-
-    dataset: Any
-    collate: Callable[[Any], Any]
-    kept: list[tuple[list[int] | None, Any, bool]]
 
 
 def origin_of(loader: Any) -> Origin | None:
     """The origin of a loader's batches; None if it is not recorded."""
-    dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
-    if not isinstance(collate, _Tagging):
-        return None
-    return Origin(vars(dataset)["_of"] if type(dataset) is _IndexedDataset else None, collate.of, collate.kept)
+    collate = getattr(loader, "collate_fn", None)
+    return collate if isinstance(collate, Origin) else None
 
 
 @dataclass
@@ -118,11 +102,18 @@ class _IndexedDataset:
         return type(self.__dict__["_of"])
 
 
-class _Tagging:
-    """Replaces a collate function and a worker_init_fn."""
+class Origin:
+    """Replaces a collate function and a worker_init_fn, and records what batches are made of.
 
-    def __init__(self, collate: Callable[[Any], Any], init: Callable[[int], object] | None, keep: int) -> None:
-        self.of, self._init, self._keep = collate, init, keep
+    Attributes:
+        dataset: the user's; None if it has no indices.
+        collate: the user's function.
+        kept: of the first batches, the indices, a copy of the samples that collate was given, and whether they
+            are several and not fetched as one.
+    """
+
+    def __init__(self, dataset: Any, collate: Any, init: Callable[[int], object] | None, keep: int) -> None:
+        self.dataset, self.collate, self._init, self._keep = dataset, collate, init, keep
         self.kept: list[tuple[list[int] | None, Any, bool]] = []
         self._generators: dict[str, Any] = {}
         #: States when the worker began, and now; digests of the streams that were drawn from.
@@ -161,7 +152,7 @@ class _Tagging:
         if info is None and len(self.kept) < self._keep:
             with suppress(Exception):  # of objects that cannot be copied
                 self.kept.append((indices, copy.deepcopy(samples), is_list))
-        batch = self.of(samples)
+        batch = self.collate(samples)
         dropped = _dropped(bare, batch) if bare else 0
         if info is None:
             return Tagged(batch, None, {}, indices, dropped)
@@ -179,16 +170,8 @@ class _Tagging:
         return Tagged(batch, info.id, drawn, indices, dropped)
 
     def _now(self) -> dict[str, str]:
-        import torch
-
-        return {
-            name: xxh3_128_hexdigest(
-                each.get_state().numpy().tobytes()
-                if isinstance(each, torch.Generator)
-                else pickle.dumps(each.__reduce__()[1:])
-            )
-            for name, each in self._generators.items()
-        }
+        states = {name: state_of(generator) for name, generator in self._generators.items()}
+        return {name: xxh3_128_hexdigest(pickle.dumps(state)) for name, state in states.items()}
 
 
 def _dropped(samples: list[Any], batch: Any) -> int:
@@ -206,24 +189,9 @@ def _dropped(samples: list[Any], batch: Any) -> int:
 
 def _all_generators(dataset: Any) -> dict[str, Any]:
     """The global generators, and those of a dataset and of its module."""
-    import torch
-
     module = vars(sys.modules.get(type(dataset).__module__, random))
-    generators = {name: each for name, each in module.items() if is_generator(each)} | _generators(
-        dataset, "dataset"
-    )
-    generators |= {"torch": torch.default_generator, "numpy": np.random.mtrand._rand}
-    return generators | {"random": random.getstate.__self__}  # type: ignore[attr-defined]
-
-
-def is_generator(thing: Any) -> bool:
-    """Whether it is a random generator whose state can be set."""
-    import torch
-
-    # By type: some objects that torch's modules hold answer isinstance slowly, or with a warning.
-    kind = type(thing)
-    kinds = random.Random, np.random.Generator, np.random.RandomState
-    return kind is torch.Generator or (issubclass(kind, kinds) and kind is not random.SystemRandom)
+    of_module = {name: value for name, value in module.items() if is_generator(value)}
+    return of_module | _generators(dataset, "dataset") | global_generators()
 
 
 def _generators(thing: Any, name: str, depth: int = _DEPTH) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The steps of a run as the figures that `rankfeed.diagnostics.judge` judges."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -44,10 +45,6 @@ class RunCounter:
         """Keys for people."""
         return [self._names[number] for number in numbers]
 
-    def totals(self, logs: Sequence[RunLog]) -> Iterator[Counter[RowKey]]:
-        """Counts of the first epoch of some logs."""
-        return (self._kind.total([epoch]) for log in logs for rank in log.ranks for epoch in rank.epochs[:1])
-
     def peers(
         self, epochs: Sequence[Sequence[EpochLog]], expected: Sequence[Counter[RowKey]] | None
     ) -> list[list[list[EpochLog]]]:
@@ -65,9 +62,7 @@ class RunCounter:
         self, epochs: Sequence[Sequence[EpochLog]], expected: Sequence[Counter[RowKey]] | None = None
     ) -> list[EpochReport]:
         """The figures of some epochs of the run; ``expected``: how often each key is due in each of them."""
-        if expected is None:
-            return [self._report(of_ranks, None) for of_ranks in epochs]
-        return [self._report(of_ranks, due) for of_ranks, due in zip(epochs, expected, strict=False)]
+        return [self._report(*pair) for pair in zip(epochs, expected or repeat(None), strict=False)]
 
     def _report(self, epochs: Sequence[EpochLog], expected: Counter[RowKey] | None) -> EpochReport:
         figures, deliveries, logs = [], [], []

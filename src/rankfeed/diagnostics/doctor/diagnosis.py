@@ -9,15 +9,13 @@ from rankfeed.diagnostics.doctor import outcomes, resources
 from rankfeed.diagnostics.doctor.consistency import conflicts, sample_fields, unknown_content
 from rankfeed.diagnostics.doctor.counting import IDENTITY, RunCounter
 from rankfeed.diagnostics.doctor.kinds import Kind, choose
-from rankfeed.diagnostics.doctor.packing import REPETITIVE, Tokens, judge_tokens, repeated
+from rankfeed.diagnostics.doctor.packing import Tokens, judge_tokens
 from rankfeed.diagnostics.doctor.pairs import collated_apart, rows_apart
-from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, remove_padding
+from rankfeed.diagnostics.doctor.sample_values import FEW, is_repetitive
 from rankfeed.diagnostics.findings import REMEDIES, Finding, Severity, finding, merged
 from rankfeed.diagnostics.judge import JudgedFacts, judge_samples, judge_steps
 from rankfeed.errors import listed
-
-#: A control that lacks less than this share of its dataset drops remainders.
-_PART = 0.1
 
 
 def diagnose(
@@ -29,6 +27,7 @@ def diagnose(
     universe: int | None = None,
 ) -> tuple[Finding, ...]:
     """All findings, the most severe first, causes before consequences; runs resumed from the first one."""
+    remove_padding([step for log in (*runs, *controls, *resumed) for step in log.steps])
     found = _found(runs, controls, cpus, resumed, allow, universe)
     return merged(sorted(found, key=lambda each: [*REMEDIES].index(each.code)))
 
@@ -90,8 +89,8 @@ def _partial_epochs(controls: Sequence[RunLog], allow: Collection[str]) -> Itera
         if size is None or any(step.indices is None for step in steps):
             return
         epochs = [Counter[RowKey](i for step in each.steps for i in step.indices or ()) for (each,) in log.epochs]
-        remainder = max([_PART * size, *(len(step.indices or ()) for step in steps)])
-        if not epochs or any(len(each) + remainder >= size or repeated(each) >= REPETITIVE for each in epochs):
+        remainder = max([FEW * size, *(len(step.indices or ()) for step in steps)])
+        if not epochs or any(len(each) + remainder >= size or is_repetitive(each) for each in epochs):
             return
         same = all(each.keys() == epochs[0].keys() for each in epochs)
         severity: Severity = "note" if same or "partial" in allow else "unproven"
@@ -114,11 +113,10 @@ def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog], controls: Sequence
 
 def _exchanges(run: RunLog, kind: Kind) -> bool:
     """Whether known samples of an epoch come instead of others, more than padding and dropping explain."""
-    explained = run.job.ranks * max(run.job.workers, 1) * run.largest_batch
     for expected, epochs in zip(kind.control or (), run.epochs, strict=False):
         total = kind.total(epochs)
         new = Counter({key: 1 for key in total if key not in expected})
-        if min((total - expected - new).total(), (expected - total).total()) > explained:
+        if min((total - expected - new).total(), (expected - total).total()) > run.remainder:
             return True
     return False
 
@@ -168,7 +166,8 @@ def _samples(
     shared = any(each.startswith("shared") for each in allow)
     expected = None if run.cut else chosen.control
     groups = [epochs] if not shared else counter.peers(epochs, expected)
-    repeats = any(repeated(kind_total) >= REPETITIVE for kind_total in counter.totals(controls)) and run.cut
+    begun = [chosen.total([epoch]) for log in controls for rank in log.ranks for epoch in rank.epochs[:1]]
+    repeats = run.cut and any(map(is_repetitive, begun))
     findings: list[Finding] = []
     for group in groups:
         reports = counter.reports(group, expected)
@@ -212,7 +211,7 @@ def _never_drawn(run: RunLog, kind: Kind, controls: Sequence[RunLog], facts: Jud
     drawn = {key for epochs in run.epochs for key in kind.total(epochs)}
     control = {key for epochs in controls[0].epochs[: len(run.epochs)] for key in kind.total(epochs)}
     never, new = control - drawn, drawn - control
-    if len(never) > 4 * len(new) + run.job.ranks * max(run.job.workers, 1) * run.largest_batch:
+    if len(never) > 4 * len(new) + run.remainder:
         of_control = f"{len(never)} of {len(control)} samples that one process draws"
         text = f"{facts.where}: {of_control} are drawn in no epoch: {listed(sorted(map(str, never)))}"
         yield finding("missing-samples", "error", "some samples are never drawn", text)

@@ -4,12 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from rankfeed.diagnostics.doctor.consistency import index_fields
-from rankfeed.diagnostics.doctor.packing import REPETITIVE, repeated
-from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step, padding_of
+from rankfeed.diagnostics.doctor.consistency import index_fields, indices_of
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
+from rankfeed.diagnostics.doctor.sample_values import KeysOf, is_repetitive, repeated
 
-#: Keys identify samples if at least this share of the control's rows has one of its own.
-_IDENTIFYING = 0.9
 #: Ids and indices of which more than this share repeats were drawn with replacement.
 _DRAWN = 0.05
 
@@ -20,7 +18,7 @@ class Kind:
 
     name: str
     #: The keys of a step on a rank.
-    of: Callable[[Step], list[RowKey]] = field(repr=False)
+    of: KeysOf = field(repr=False)
     #: How often each key must arrive, by epoch; None: the control runs disagree.
     control: list[Counter[RowKey]] | None
     #: Whether equal keys mean equal samples, and whether the control draws with replacement.
@@ -61,16 +59,11 @@ def choose(
 
 
 def _all(logs: Sequence[RunLog], holds: Callable[[Step], bool]) -> bool:
-    steps = [step for log in logs for rank in log.ranks for epoch in rank.epochs for step in epoch.steps]
+    steps = [step for log in logs for step in log.steps]
     return bool(steps) and all(holds(step) for step in steps if step.rows != 0)
 
 
-def _kind(
-    name: str,
-    of: Callable[[Step], list[RowKey]],
-    controls: Sequence[RunLog],
-    declared: Counter[RowKey] | None = None,
-) -> Kind:
+def _kind(name: str, of: KeysOf, controls: Sequence[RunLog], declared: Counter[RowKey] | None = None) -> Kind:
     """Declared keys, or those that both control runs deliver."""
     bare = Kind(name, of, None)
     pairs = _epochs(bare, controls)
@@ -95,17 +88,16 @@ def _epochs(kind: Kind, controls: Sequence[RunLog]) -> list[tuple[Counter[RowKey
 
 def _indices(controls: Sequence[RunLog], logs: Sequence[RunLog], *, same: bool) -> list[Kind]:
     """Indices of the dataset, if it is the same on all ranks; else those of what all ranks take a subset of."""
-    built = [each for log in logs for each in log.built]
-    sizes = {each.samples for each in built}
+    sizes = {built.samples for log in logs for built in log.built}
     if not same or len(sizes) != 1:
         of_subsets = _all(logs, lambda step: step.base is not None)
-        return [_kind("indices", lambda step: [*(step.base or [])], controls)] if of_subsets else []
+        return [_kind("indices", lambda step: step.base or [], controls)] if of_subsets else []
     (size,) = sizes
-    kind = _kind("indices", lambda step: [*(step.indices or [])], controls)
+    kind = _kind("indices", indices_of, controls)
     if size is None:
         return [kind]
     whole, pairs = Counter[RowKey](range(size)), _epochs(kind, controls)
-    largest = max((len(step.indices or []) for log in controls for step in log.steps), default=0)
+    largest = max((len(indices_of(step)) for log in controls for step in log.steps), default=0)
     complete = all(not one - whole and (whole - one).total() <= largest for pair in pairs for one in pair)
     if complete or (kind.control is None and kind.drawn):
         return [replace(kind, control=[whole] * max(1, len(pairs)))]
@@ -119,11 +111,9 @@ def _content(controls: Sequence[RunLog], runs: Sequence[RunLog], ignored: Collec
     names = sorted(known.intersection(*(step.fields for step in steps)))
     if not controls or not names:
         return None
-    paddings = {name: padding_of(name, steps) for name in names}
 
     def kind_of(fields: Sequence[str], name: str = "") -> Kind:
-        chosen = {each: paddings[each] for each in fields}
-        return _kind(name, lambda step: [*step.combined(chosen)], controls)
+        return _kind(name, lambda step: step.row_keys(fields), controls)
 
     stable = [name for name in names if _is_stable(kind_of([name]), controls, runs)]
     fields = [name for name in stable if _identifies(kind_of([name]), controls)] or stable
@@ -132,15 +122,14 @@ def _content(controls: Sequence[RunLog], runs: Sequence[RunLog], ignored: Collec
         fields = [min(fields, key=lambda name: _mismatch(kind_of([name]), runs))]
     every = len(stable) == len(known)
     kind = kind_of(fields or names, "content" if every else f"the fields {', '.join(fields or names)}")
-    repeats = any(repeated(one) >= REPETITIVE for pair in _epochs(kind, controls) for one in pair)
-    exact = every or _identifies(kind, controls)
+    identifies = _identifies(kind, controls)
     control = kind.control if fields else None
-    drawn = every and repeats
-    return replace(kind, control=control, exact=exact, drawn=drawn, fields=frozenset(fields))
+    drawn = every and not identifies
+    return replace(kind, control=control, exact=every or identifies, drawn=drawn, fields=frozenset(fields))
 
 
 def _identifies(kind: Kind, controls: Sequence[RunLog]) -> bool:
-    return all(len(one) >= _IDENTIFYING * one.total() for pair in _epochs(kind, controls) for one in pair)
+    return not any(is_repetitive(one) for pair in _epochs(kind, controls) for one in pair)
 
 
 def _mismatch(kind: Kind, runs: Sequence[RunLog]) -> int:
@@ -159,8 +148,7 @@ def _is_stable(kind: Kind, controls: Sequence[RunLog], runs: Sequence[RunLog]) -
         return False
     known = {key for one in kind.control or () for key in one}
     for run in runs:
-        largest = max((step.rows or 0 for step in run.steps), default=0)
-        for epoch in (epoch for rank in run.ranks for epoch in rank.epochs):
-            if sum(key not in known for key in kind.order(epoch)) >= max(largest, 1):
-                return False
+        orders = (kind.order(epoch) for rank in run.ranks for epoch in rank.epochs)
+        if any(sum(key not in known for key in order) >= max(run.largest_batch, 1) for order in orders):
+            return False
     return True

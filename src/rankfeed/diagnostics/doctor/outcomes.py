@@ -196,7 +196,7 @@ def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:
         if number:
             # A whole epoch again, in which other remainders may be padded or dropped.
             place = f"epoch {number} after a state of epoch 0"
-            spare = max(run.job.ranks * max(run.job.workers, 1) * run.largest_batch for run in (whole, after))
+            spare = max(whole.remainder, after.remainder)
         else:
             delivered += before
         for code, samples, what in (

@@ -7,17 +7,11 @@ from functools import cached_property
 
 from rankfeed.diagnostics.deliveries import LoaderTraits
 from rankfeed.diagnostics.doctor.records import RowKey
+from rankfeed.diagnostics.doctor.sample_values import is_repetitive
 from rankfeed.diagnostics.findings import Finding, finding
 
 #: Shares of shingles: packing explains less than the first, and more than the second above that is a disease.
 _EXPLAINED, _DISEASED = 0.2, 0.2
-#: A control that repeats more than this share of its rows or shingles says nothing about repeats.
-REPETITIVE = 0.1
-
-
-def repeated(counts: Counter[RowKey]) -> float:
-    """The share of deliveries that repeat another one."""
-    return 1 - len(counts) / counts.total() if counts else 0.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,7 @@ def judge_tokens(
     if control.count < 20 * open_ends:
         what = "too few tokens to compare packed sequences"
         return finding("not-counted", "unproven", what, f"{text}; {20 * open_ends} are needed")
-    if repeated(control.shingles) < REPETITIVE and max(excess, lack) > explained + _DISEASED:
+    if not is_repetitive(control.shingles) and max(excess, lack) > explained + _DISEASED:
         if lack >= excess:
             return finding("missing-samples", "error", "a large part of the tokens is not delivered", text)
         within = sum((each - control.shingles).total() for each in run.by_rank) / run.shingles.total()

@@ -1,39 +1,38 @@
 """Whether the fields of a row belong to one sample: compared with the control, and with samples collated alone."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice, product
 from operator import ne
 
 from rankfeed.diagnostics.batch_columns import LOCAL
-from rankfeed.diagnostics.doctor.consistency import by_chance
-from rankfeed.diagnostics.doctor.packing import repeated
-from rankfeed.diagnostics.doctor.records import CollatedAlone, EpochLog, Padding, RowKey, RunLog, Step, padding_of
+from rankfeed.diagnostics.doctor.consistency import indices_of
+from rankfeed.diagnostics.doctor.records import CollatedAlone, EpochLog, RowKey, RunLog, Step, remove_padding
+from rankfeed.diagnostics.doctor.sample_values import (
+    FEW,
+    KeysOf,
+    SampleValues,
+    differing,
+    is_repetitive,
+    sample_values,
+    share_among,
+)
 from rankfeed.diagnostics.findings import Finding, finding
 from rankfeed.diagnostics.judge import ENOUGH
 from rankfeed.diagnostics.keys import hashes
 
 #: More than this share of what chance explains must be values of other samples; most of a class may be right.
 _OTHER = 0.02
-#: Samples may repeat or be unknown, and values be unknown, in this share of the rows.
-_INCOMPLETE = 0.1
 #: A label has at most this share of different values.
 _LABELS = 0.25
 #: Fields that samples are identified by, and combinations of fields that are compared.
 _ANCHORS, _CHOICES = 4, 64
 _WHAT = "fields of a sample arrive with those of other samples"
-_Keys = Callable[[Step], Sequence[RowKey]]
-_Paddings = Mapping[str, Padding | None]
-_Known = Mapping[RowKey, tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class _Row:
-    key: RowKey
-    values: tuple[int, ...]
-    place: tuple[int, int | None]  # rank and worker
+#: The value of a field in a row of a run: epoch, rank and worker, value of its sample in the control, value.
+_Row = tuple[int, tuple[int, int | None], int, int]
 
 
 def rows_apart(
@@ -49,101 +48,91 @@ def rows_apart(
     if not steps or len(controls) < 2:
         return
     names = sorted(set.intersection(*({*step.fields} for step in steps)))
-    paddings = {name: padding_of(name, steps) for name in names}
     whole = [epoch for log in controls[:2] for epoch in log.ranks[0].whole]
-    by_content: list[_Keys] = [partial(Step.combined, paddings={name: paddings[name]}) for name in names]
-    by_content = [*islice((keys for keys in by_content if _identifies(whole, keys)), _ANCHORS)]
-    anchors: list[_Keys] = [lambda step: step.ids or (), *by_content, lambda step: step.indices or ()]
+    by_field: list[KeysOf] = [partial(Step.row_keys, names=[name]) for name in names]
+    by_content = [keys_of for keys_of in by_field if _identifies(whole, keys_of)]
     remaining = list(runs)
-    for keys in anchors:
-        control = [_rows(0, epoch, keys, paddings) for epoch in whole]
-        moved = len({tuple(row.key for row in rows) for rows in control}) > 1
-        if keys is anchors[-1] and not (same_indices and moved):
+    for keys_of in (lambda step: step.ids or (), *by_content[:_ANCHORS], indices_of):
+        control = sample_values(whole, keys_of)
+        if keys_of is indices_of and not (same_indices and control.is_reordered):
             continue  # collate may sort its samples
-        if not moved and len(control) < 4:
+        if not control.is_reordered and len(whole) < 4:
             continue  # random numbers may be the same in two equal epochs
-        for run in [*remaining] if _identifies(whole, keys) else ():
-            if text := _apart(run, control, keys, paddings, moved=moved):
+        for run in [*remaining] if _identifies(whole, keys_of) else ():
+            if text := _apart(run, control, keys_of, names):
                 remaining.remove(run)
                 yield finding("rows-come-apart", "error", _WHAT, f"{run.job.name}: {text}")
 
 
-def _identifies(epochs: Sequence[EpochLog], keys: _Keys) -> bool:
+def _identifies(epochs: Sequence[EpochLog], keys_of: KeysOf) -> bool:
     """Whether all rows of each epoch have keys of their own."""
-    orders = ([key for step in epoch.steps for key in keys(step)] for epoch in epochs)
+    orders = ([key for step in epoch.steps for key in keys_of(step)] for epoch in epochs)
     return bool(epochs) and all(order and len(order) == len({*order}) for order in orders)
 
 
-def _rows(rank: int, epoch: EpochLog, keys: _Keys, paddings: _Paddings) -> list[_Row]:
-    rows = []
-    for step in epoch.steps:
-        values = zip(*(step.unpadded(*pair) for pair in paddings.items()), strict=False)
-        rows += [_Row(*pair, (rank, step.worker)) for pair in zip(keys(step), values, strict=False)]
-    return rows
-
-
-def _apart(
-    run: RunLog, control: Sequence[Sequence[_Row]], keys: _Keys, paddings: _Paddings, *, moved: bool
-) -> str | None:
+def _apart(run: RunLog, control: SampleValues, keys_of: KeysOf, names: Sequence[str]) -> str | None:
     """The field of the run whose values belong to other samples."""
-    known: dict[RowKey, tuple[int, ...]] = {}
-    varying: set[int] = set()
-    for row in (row for rows in control for row in rows):
-        first = known.setdefault(row.key, row.values)
-        varying.update(place for place, value in enumerate(first) if value != row.values[place])
-    epochs = [
-        [row for rank, epoch in enumerate(of_ranks) for row in _rows(rank, epoch, keys, paddings)]
-        for of_ranks in run.epochs
+    steps = [
+        (epoch, (rank, step.worker), step)
+        for epoch, of_ranks in enumerate(run.epochs)
+        for rank, log in enumerate(of_ranks)
+        for step in log.steps
     ]
-    rows = [row for epoch in epochs for row in epoch if row.key in known]
-    if len(rows) < (1 - _INCOMPLETE) * sum(map(len, epochs)) or any(
-        repeated(Counter(row.key for row in epoch)) > _INCOMPLETE for epoch in epochs
+    counts: dict[int, Counter[RowKey]] = defaultdict(Counter)
+    for epoch, _, step in steps:
+        counts[epoch].update(keys_of(step))
+    known = sum(times for count in counts.values() for key, times in count.items() if key in control.positions)
+    if known < (1 - FEW) * sum(count.total() for count in counts.values()) or any(
+        is_repetitive(count) for count in counts.values()
     ):
         return None
-    steps = [step for step in run.steps if step.rows]
     texts = []
-    for place, name in enumerate(paddings):
-        values = {each[place] for each in known.values()}
-        if place in varying or not _is_other(rows, known, place):
+    for name in (name for name in names if name in control.fields):
+        values = control.fields[name]
+        rows = [
+            (epoch, worker, values[key], value)
+            for epoch, worker, step in steps
+            for key, value in zip(keys_of(step), step.fields.get(name, ()), strict=False)
+            if key in values
+        ]
+        if not _is_other(rows):
             continue
-        other = [row.values[place] for row in rows if row.values[place] != known[row.key][place]]
-        if sum(value not in values for value in other) > _INCOMPLETE * len(other):
+        different = {*values.values()}
+        other = [value for _, _, expected, value in rows if value != expected]
+        if share_among(other, different) < 1 - FEW:
             continue  # augmentation makes new values
-        if not moved and len(values) > _LABELS * len(known):
+        if not control.is_reordered and len(different) > _LABELS * len(values):
             return None  # a counter of rows, or another dataset that is read beside this one
-        if (moved or _is_label(name, steps)) and _is_dealt(epochs, known, place):
+        if (control.is_reordered or _is_label(name, [*run.steps])) and _is_dealt(rows):
             texts.append(f"in {len(other)} of {len(rows)} rows, {name or 'the batch'} is that of another sample")
     return texts[0] if texts else None
 
 
-def _is_other(rows: Sequence[_Row], known: _Known, place: int, least: int = ENOUGH) -> bool:
+def _is_other(rows: Sequence[_Row], least: int = ENOUGH) -> bool:
     """Whether a field has other values than those of its samples, by more than a share of what chance explains."""
-    chance = by_chance([known[row.key][place] for row in rows])
-    other = sum(row.values[place] != known[row.key][place] for row in rows)
-    return chance >= least and other > _OTHER * chance
+    _, share = differing([(expected, value) for _, _, expected, value in rows], least)
+    return share is not None and share > _OTHER
 
 
 def _is_label(name: str, steps: Sequence[Step]) -> bool:
     """Whether a field without padding is neither the same in all rows of a batch nor a place in it."""
-    columns = [step.fields[name] for step in steps]
+    columns = [step.fields[name] for step in steps if step.rows]
     if any(name in step.ends for step in steps) or all(len({*column}) == 1 for column in columns):
         return False
     return any(sorted(column) != sorted(hashes([*range(len(column))]) or []) for column in columns)
 
 
-def _is_dealt(epochs: Sequence[Sequence[_Row]], known: _Known, place: int) -> bool:
+def _is_dealt(rows: Sequence[_Row]) -> bool:
     """Whether values are those of the samples in another order, or other ones in all workers.
 
     Random numbers that are seeded by rank and sample are neither: they are as in the control on rank 0.
     """
-    expected = [Counter(known[row.key][place] for row in epoch if row.key in known) for epoch in epochs]
-    delivered = [Counter(row.values[place] for row in epoch if row.key in known) for epoch in epochs]
-    if expected == delivered:
+    if Counter((row[0], row[2]) for row in rows) == Counter((row[0], row[3]) for row in rows):
         return True
     by_worker = defaultdict(list)
-    for row in (row for epoch in epochs for row in epoch if row.key in known):
-        by_worker[row.place].append(row)
-    return all(_is_other(rows, known, place, least=1) for rows in by_worker.values())
+    for row in rows:
+        by_worker[row[1]].append(row)
+    return all(_is_other(rows, least=1) for rows in by_worker.values())
 
 
 def collated_apart(controls: Sequence[RunLog]) -> Iterator[Finding]:
@@ -156,18 +145,16 @@ def collated_apart(controls: Sequence[RunLog]) -> Iterator[Finding]:
         if read is None or not read.together:
             continue
         steps = [*read.together, *(step for steps in read.alone for step in steps)]
-        names = sorted(set.intersection(*({*step.fields} for step in steps)))
-        paddings = {name: padding_of(name, steps) for name in names}
+        remove_padding(steps)
         same: dict[object, list[str]] = {}  # fields of the same values, as of the samples that are negatives
-        for name in names:
-            of_batches, of_samples = _values(read, {name: paddings[name]})
+        for name in sorted(set.intersection(*({*step.fields} for step in steps))):
+            of_batches, of_samples = _sorted_keys(read, [name])
             if of_batches == of_samples:
                 same.setdefault(tuple(map(tuple, of_batches)), []).append(name)
             elif name.endswith(LOCAL):
                 same = {name: [name]}
                 break
-        chosen = islice(product(*same.values()), _CHOICES)
-        pairs = [_values(read, {name: paddings[name] for name in fields}) for fields in chosen]
+        pairs = [_sorted_keys(read, names) for names in islice(product(*same.values()), _CHOICES)]
         if all(of_batches != of_samples for of_batches, of_samples in pairs):
             of_batches, of_samples = pairs[0]
             differs = sum(map(ne, of_batches, of_samples))
@@ -176,7 +163,7 @@ def collated_apart(controls: Sequence[RunLog]) -> Iterator[Finding]:
             yield finding("rows-come-apart", "unproven" if read.drew else "error", _WHAT, text)
 
 
-def _values(read: CollatedAlone, paddings: _Paddings) -> tuple[list[list[int]], list[list[int]]]:
-    """Sorted keys of some fields together, of the rows of each batch, and of its samples alone."""
-    batches = [sorted(step.combined(paddings)) for step in read.together]
-    return batches, [sorted(key for step in steps for key in step.combined(paddings)) for steps in read.alone]
+def _sorted_keys(read: CollatedAlone, names: Sequence[str]) -> tuple[list[list[int]], list[list[int]]]:
+    """Keys of some fields together, of the rows of each batch, and of its samples alone."""
+    batches = [sorted(step.row_keys(names)) for step in read.together]
+    return batches, [sorted(key for step in steps for key in step.row_keys(names)) for steps in read.alone]

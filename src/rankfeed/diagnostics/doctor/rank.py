@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -210,19 +211,22 @@ class LoaderReader:
         ids = self._ids(batch)
         self.phase = before
         fields = columns(batch, len(indices) if indices is not None else None)
-        found = shapes.hashed(fields)
         if self._ours and isinstance(batch, dict) and "valid" in batch:
-            kept = np.flatnonzero(np.asarray(batch["valid"])).tolist()  # other rows are padding
-            found = {name: [keys[row] for row in kept] for name, keys in found.items()}
-            ids = None if ids is None else [ids[row] for row in kept]
+            kept = np.asarray(batch["valid"], bool)  # other rows are padding
+            fields = {
+                name: column[kept] if isinstance(column, np.ndarray) else [*compress(column, kept)]
+                for name, column in fields.items()
+            }
+            ids = None if ids is None else [*compress(ids, kept)]
+        hashes = shapes.hashed(fields)
         shingles, tokens = ([], 0) if ids is not None or indices is not None else shapes.tokens(fields)
         return Step(
-            rows=len(ids) if ids is not None else next(map(len, found.values()), None),
+            rows=len(ids) if ids is not None else next(map(len, hashes.values()), None),
             ids=ids,
             indices=indices,
             dropped=origin.dropped,
             base=[self._subset[each] for each in indices or ()] if self._subset is not None else None,
-            fields=found,
+            fields=hashes,
             ends={} if ids is not None else shapes.all_ends(fields),
             shingles=shingles,
             tokens=tokens,

@@ -1,7 +1,7 @@
 """What the ranks of a run are asked to do and what they report."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,8 +11,6 @@ from rankfeed.diagnostics.deliveries import LoaderTraits
 IMPORT, STATE, IDS = "importing the factory", "loading the state", "reading the ids"
 #: What identifies a row: its id, its index in the dataset, or a hash.
 RowKey = int | str
-#: The end at which a field is padded, a key of `Step.ends`, and the hash of what it is padded with.
-Padding = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -96,36 +94,36 @@ class Step:
     worker: int | None = None
     streams: dict[str, str] = field(default_factory=dict)
 
-    def unpadded(self, name: str, padding: Padding | None) -> list[int]:
-        """Hashes of a field's rows, without what they are padded with."""
-        column = self.fields.get(name, [])
-        ends = self.ends.get(padding[0]) if padding is not None else None
-        if padding is None or not ends:
-            return column
-        return [body if value == padding[1] else key for key, (value, body, _) in zip(column, ends, strict=True)]
-
-    def combined(self, paddings: Mapping[str, Padding | None]) -> list[int]:
-        """One key for some fields of each row together, without padding."""
-        return [hash(row) for row in zip(*(self.unpadded(*pair) for pair in paddings.items()), strict=False)]
+    def row_keys(self, names: Iterable[str]) -> list[int]:
+        """One key for some fields of each row together."""
+        return [hash(row) for row in zip(*(self.fields.get(name, ()) for name in names), strict=False)]
 
     @property
-    def content(self) -> list[RowKey]:
+    def content(self) -> list[int]:
         """A key of all fields together for each row."""
-        return [hash(row) for row in zip(*(self.fields[name] for name in sorted(self.fields)), strict=False)]
+        return self.row_keys(sorted(self.fields))
 
     @property
-    def keys(self) -> list[RowKey]:
+    def keys(self) -> Sequence[RowKey]:
         """What orders are compared by: ids, else indices, else content."""
-        return self.ids if self.ids is not None else self.content if self.indices is None else [*self.indices]
+        return self.ids if self.ids is not None else self.content if self.indices is None else self.indices
 
 
-def padding_of(name: str, steps: Iterable[Step]) -> Padding | None:
-    """How a field is padded: the most common element of runs of two or more at an end."""
-    ends: Counter[Padding] = Counter()
-    for step in steps:
-        for end in (name, f"{name}<"):
-            ends.update((end, value) for value, _, length in step.ends.get(end, ()) if length > 1)
-    return ends.most_common(1)[0][0] if ends else None
+def remove_padding(steps: Sequence[Step]) -> None:
+    """Replace the hashes of padded rows by those of the rows without padding.
+
+    A field is padded with the most common element of runs of two or more at an end.
+    """
+    names = {name for step in steps for name in step.fields}
+    for name in names:
+        ends: Counter[tuple[str, int]] = Counter()
+        for step in steps:
+            for end in (name, f"{name}<"):
+                ends.update((end, value) for value, _, length in step.ends.get(end, ()) if length > 1)
+        for (end, padding), _ in ends.most_common(1):
+            for step in (step for step in steps if name in step.fields and end in step.ends):
+                rows = zip(step.fields[name], step.ends[end], strict=True)
+                step.fields[name] = [body if value == padding else key for key, (value, body, _) in rows]
 
 
 @dataclass(frozen=True)
@@ -301,6 +299,11 @@ class RunLog:
     @property
     def built(self) -> list[Built]:
         return [rank.built for rank in self.ranks if rank.built is not None]
+
+    @property
+    def remainder(self) -> int:
+        """The largest number of samples that all workers lack for a last batch."""
+        return self.job.ranks * max(self.job.workers, 1) * self.largest_batch
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""

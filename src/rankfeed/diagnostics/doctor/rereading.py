@@ -3,19 +3,17 @@
 import copy
 import gc
 import pickle
-import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from rankfeed.diagnostics.batch_columns import columns
 from rankfeed.diagnostics.doctor import rows as shapes
 from rankfeed.diagnostics.doctor.records import CollatedAlone, ReadAgain, Step
-from rankfeed.diagnostics.tagged import Origin, is_generator, origin_of
+from rankfeed.diagnostics.generators import global_generators, is_generator, set_state, state_of
+from rankfeed.diagnostics.tagged import Origin, origin_of
 
 #: Batches that are read again, if that takes no longer than this many seconds.
 BATCHES, _SECONDS = 4, 1.0
@@ -40,26 +38,31 @@ def reread(loader: Any, waited: float, *, copies: bool = True) -> Iterator[ReadA
 
 
 def _read_again(origin: Origin, generators: Sequence[Any], *, copies: bool) -> ReadAgain:
-    states = [_state(each) for each in generators]
+    states = [*map(state_of, generators)]
     first = _read(origin, origin.dataset)
-    later = [_state(each) for each in generators]
+    later = [*map(state_of, generators)]
     drew = pickle.dumps(later) != pickle.dumps(states)
-    _set_states(generators, states)
+    _restore(generators, states)
     again = _read(origin, origin.dataset)
     if drew and copies:
         with suppress(Exception):  # of objects that cannot be copied
-            _set_states(generators, states)
+            _restore(generators, states)
             datasets = [copy.deepcopy(origin.dataset) for _ in range(2)]
             # With other random numbers, as those from before may be what was written into the dataset.
-            _set_states(generators, later)
+            _restore(generators, later)
             _read(origin, origin.dataset)
             steps = []
             for dataset in (*datasets, origin.dataset):
-                _set_states(generators, states)
+                _restore(generators, states)
                 steps.append(_read(origin, dataset))
             if steps[0] == steps[1] != steps[2]:
                 return ReadAgain(steps[0], steps[2], drew, changes_dataset=True)
     return ReadAgain(first, again, drew)
+
+
+def _restore(generators: Sequence[Any], states: Sequence[Any]) -> None:
+    for generator, state in zip(generators, states, strict=True):
+        set_state(generator, state)
 
 
 def _read(origin: Origin, dataset: Any) -> list[Step]:
@@ -80,11 +83,11 @@ def _samples(origin: Origin, dataset: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _collated_alone(origin: Origin, generators: Sequence[Any]) -> CollatedAlone:
-    before = pickle.dumps([*map(_state, generators)])
+    before = pickle.dumps([*map(state_of, generators)])
     batches = [samples for _, samples, are_several in origin.kept if are_several]
     together = [_step(origin.collate(copy.deepcopy(samples)), len(samples)) for samples in batches]
     alone = [[_step(origin.collate([copy.deepcopy(each)]), 1) for each in samples] for samples in batches]
-    return CollatedAlone(together, alone, drew=pickle.dumps([*map(_state, generators)]) != before)
+    return CollatedAlone(together, alone, drew=pickle.dumps([*map(state_of, generators)]) != before)
 
 
 def _step(batch: Any, rows: int) -> Step:
@@ -94,8 +97,6 @@ def _step(batch: Any, rows: int) -> Step:
 
 def _generators(origin: Origin) -> list[Any]:
     """The global generators, those of modules, and those that the dataset and the collate function can reach."""
-    import torch
-
     reached: list[Any] = [origin.dataset, origin.collate]
     seen = {id(each) for each in reached}
     for thing in reached:  # which grows
@@ -108,29 +109,5 @@ def _generators(origin: Origin) -> list[Any]:
         seen.update(map(id, new))
         reached += new
     reached += [each for module in [*sys.modules.values()] for each in getattr(module, "__dict__", {}).values()]
-    reached += [torch.default_generator, np.random.mtrand._rand, random.getstate.__self__]  # type: ignore[attr-defined]
+    reached += global_generators().values()
     return [*{id(each): each for each in reached if is_generator(each)}.values()]
-
-
-def _state(generator: Any) -> Any:
-    import torch
-
-    if isinstance(generator, torch.Generator):
-        return generator.get_state().numpy().tobytes()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
-
-
-def _set_states(generators: Sequence[Any], states: Sequence[Any]) -> None:
-    import torch
-
-    for generator, state in zip(generators, states, strict=True):
-        if isinstance(generator, torch.Generator):
-            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-        elif isinstance(generator, np.random.Generator):
-            generator.bit_generator.state = state
-        elif isinstance(generator, random.Random):
-            generator.setstate(state)
-        else:
-            generator.set_state(state)
