@@ -302,8 +302,7 @@ def main(plan_file: str, out_file: str) -> None:
         if any(name.startswith(start) for name in names):
             for library in libraries:
                 import_module(library)
-    for form in import_module("rankfeed.sources.open").FORMATS.values():
-        import_module(f"rankfeed.sources.{form.detection.partition(':')[0]}")
+    import_module("rankfeed.sources.open")
     gc.freeze()  # so that children leave the parent's pages as they are
     with open(out_file, "w") as out:
         running: list[Reading] = []

@@ -142,10 +142,10 @@ def parse_options(texts: Sequence[str]) -> dict[str, Any]:
 
 def format_name(data: Sequence[str], format: str | None) -> str | None:
     """Name of the format of a dataset; None if it is not known."""
-    from rankfeed.sources.open import detect
+    from rankfeed.sources.formats import detect_format
     from rankfeed.sources.paths import as_paths
 
-    return detect(as_paths(dataset_path(data)), format)
+    return detect_format(as_paths(dataset_path(data)), format)
 
 
 def describe_source(source: Any) -> dict[str, Any]:

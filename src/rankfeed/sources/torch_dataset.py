@@ -270,7 +270,7 @@ def from_dataset(dataset: Any, *, fields: Any = None, ragged: Sequence[str | int
 
         source = PyGSource if is_graphs(dataset) else None
     if source is None and "datasets" in sys.modules:
-        from rankfeed.sources.hf.hf_source import HuggingFaceSource, is_dataset
+        from rankfeed.sources.huggingface import HuggingFaceSource, is_dataset
 
         source = HuggingFaceSource if is_dataset(dataset) else None
     if source is None:

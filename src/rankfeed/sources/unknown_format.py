@@ -4,10 +4,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 
 from rankfeed.errors import SourceError, listed
-from rankfeed.sources.paths import escape, files_in, natural, walk
+from rankfeed.sources.formats import FORMATS, detect_format
+from rankfeed.sources.paths import Paths, escape, files_in, natural, walk
 
 #: The format of a path; None for an unknown one.
 Detect = Callable[[str], str | None]
@@ -19,8 +21,18 @@ _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing",
 _MAX_EXAMINED = 16
 
 
-def unknown_format_error(paths: Sequence[str], expected: str, detect: Detect) -> SourceError:
-    """The error for paths that no format fits; ``detect`` examines a subfolder or a file of a folder."""
+def unknown_format_error(where: Paths, paths: Sequence[str], format: str | None) -> SourceError:
+    """The error for data at paths that no format fits, or not the given one."""
+    if format is not None and (other := detect_format(where)) is not None:
+        return SourceError(
+            "the data are in another format",
+            expected=FORMATS[format].description,
+            found=FORMATS[other].description,
+            where=", ".join(paths[:4]),
+            remedy=f"leave format out, or pass format={other!r}",
+        )
+    expected = ", ".join(entry.description for name, entry in FORMATS.items() if format in (None, name))
+    detect = partial(detect_format, format=format)
     if len(paths) == 1 and os.path.isdir(paths[0]):
         return _folder_error(paths[0], expected, detect)
     suffixes = [os.path.splitext(path)[1].lower() for path in paths]

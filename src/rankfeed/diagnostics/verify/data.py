@@ -13,7 +13,7 @@ from rankfeed.diagnostics.findings import Finding, Judged
 from rankfeed.diagnostics.verify.formats import Damage, DataContents, DataPiece, contents_of, file_stamp
 from rankfeed.errors import RankfeedError, SourceError, UnsafeError
 from rankfeed.sources import open as open_source
-from rankfeed.sources.open import detect
+from rankfeed.sources.formats import detect_format
 from rankfeed.sources.paths import as_paths
 from rankfeed.sources.tar.index_cache import cache_folder
 from rankfeed.storage.checksum import digest_of
@@ -115,7 +115,7 @@ def verify_data(
     resume, progress = check_bool("resume", resume), check_callable("progress", progress)
     allow_pickle = check_bool("allow_pickle", allow_pickle)
     cache_dir = check_optional(check_path, "cache_dir", cache_dir)
-    name = detect(place, format)
+    name = detect_format(place, format)
     if name is None:
         open_source(place, format=format)  # raises the reason
         raise SourceError("unknown format", where=place)

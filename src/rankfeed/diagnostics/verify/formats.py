@@ -15,16 +15,13 @@ import numpy as np
 from rankfeed.errors import RankfeedError, SourceError, UnsafeError, describe_error
 from rankfeed.sources import Source
 from rankfeed.sources import open as open_source
-from rankfeed.sources.mds.mds_files import mds_folders
+from rankfeed.sources.formats import FORMATS, detect_format, is_wids, mds_folders
 from rankfeed.sources.mds.mds_index import MdsShard, examine_index
 from rankfeed.sources.mds.shard import is_hashed, locate, read_shard
-from rankfeed.sources.open import FORMATS, detect
 from rankfeed.sources.packed import check_shard
-from rankfeed.sources.parquet.parquet_files import list_files
 from rankfeed.sources.paths import expand, files_in
 from rankfeed.sources.tar.index_cache import index_places
 from rankfeed.sources.tar.shard_list import list_shards, read_wids
-from rankfeed.sources.tar.tar_files import is_wids
 from rankfeed.sources.tar.tar_index import TarIndex, encode, read_summary, scan
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.manifest import load_manifest
@@ -102,7 +99,9 @@ def contents_of(name: str, place: Any, opening: dict[str, Any]) -> DataContents:
     elif name == "webdataset":
         contents = _tars(place, opening.get("split"), opening["cache_dir"])
     elif name == "parquet":
-        contents = DataContents([each.path for each in list_files(place)])
+        from rankfeed.sources.parquet.partitions import parquet_files
+
+        contents = DataContents([each.path for each in parquet_files(place)])
         if all(map(_has_page_checksums, contents.files)):
             contents.checksums = "the checksums of pages"  # which reading compares
     else:
@@ -276,7 +275,7 @@ def _add_decoded(contents: DataContents, place: Any, opening: dict[str, Any]) ->
         name = opening["format"]
         is_single = FORMATS[name].is_single or len(contents.files) == 1
         for path in () if is_single else filter(os.path.isfile, contents.files):
-            if detect(path, name):
+            if detect_format(path, name):
                 single = DataContents([path])
                 _add_decoded(single, path, opening)
                 contents.pieces += single.pieces

@@ -17,7 +17,6 @@ from rankfeed.columns.columns import Column, ColumnBuffer, Dense, column_from_pa
 from rankfeed.columns.pointers import RowPointers, file_of
 from rankfeed.errors import RankfeedError
 from rankfeed.sources.arrow.arrow_columns import read_columns
-from rankfeed.sources.arrow.arrow_files import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import ArrowFile
 from rankfeed.sources.arrow.types import (
@@ -31,7 +30,8 @@ from rankfeed.sources.arrow.types import (
     masks_of,
 )
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
-from rankfeed.sources.paths import Paths, label
+from rankfeed.sources.formats import ARROW_SUFFIXES
+from rankfeed.sources.paths import Paths, files_at, label
 from rankfeed.sources.source import GLOBAL_SHUFFLE_BYTES, Int64, check_columns, starts_of
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
@@ -79,7 +79,7 @@ class ArrowSource(ChunkedSource):
         shapes: Mapping[str, ArrayShape] | None = None,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        paths = [os.path.abspath(path) for path in arrow_files(where)]
+        paths = [os.path.abspath(path) for path in files_at(where, ARROW_SUFFIXES)]
         self._nulls: Nulls = nulls
         self._unended = check_bool("unended", unended)
         self._shapes = _check_shapes(shapes)

@@ -11,8 +11,8 @@ from typing import Annotated
 import msgspec
 
 from rankfeed.errors import CorruptError, SourceError
+from rankfeed.sources.formats import MDS_INDEX_NAME
 from rankfeed.sources.json_index import read_json
-from rankfeed.sources.mds.mds_files import INDEX_NAME
 from rankfeed.storage.commit import decodable
 from rankfeed.storage.safe_names import check_data_name, resolve_data_name
 from rankfeed.storage.truncation import check_shard_size
@@ -82,7 +82,7 @@ def read_indexes(folders: Sequence[str]) -> MdsIndex:
         for error in index.problems:
             raise error
         if not index.shards or not index.columns:
-            raise SourceError("the dataset is empty", where=os.path.join(folder, INDEX_NAME))
+            raise SourceError("the dataset is empty", where=os.path.join(folder, MDS_INDEX_NAME))
         if index.columns != indexes[0].columns:
             raise SourceError(
                 "folders differ in their columns",
@@ -97,7 +97,7 @@ def read_indexes(folders: Sequence[str]) -> MdsIndex:
 
 def examine_index(folder: str) -> MdsIndex:
     """Read ``index.json``, and check that its shards exist."""
-    where = os.path.join(folder, INDEX_NAME)
+    where = os.path.join(folder, MDS_INDEX_NAME)
     index = read_json(where, _IndexFile)
     listed = _listed_files(index, where)
     shards: list[MdsShard] = []

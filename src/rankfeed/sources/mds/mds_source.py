@@ -13,8 +13,8 @@ from rankfeed.columns.columns import Column, ColumnBuffer, Part, column_from_par
 from rankfeed.columns.pointers import file_of
 from rankfeed.errors import UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
+from rankfeed.sources.formats import MDS_INDEX_NAME, mds_folders
 from rankfeed.sources.mds.encodings import encoding_of
-from rankfeed.sources.mds.mds_files import INDEX_NAME, mds_folders
 from rankfeed.sources.mds.mds_index import MdsShard, read_indexes
 from rankfeed.sources.mds.shard import locate, read_shard
 from rankfeed.sources.paths import Paths, label
@@ -67,7 +67,7 @@ class MdsSource(ChunkedSource):
         self.files = DataFiles([shard.path for shard in self._shards])
         names = check_columns(columns, index.columns)
         check_columns(objects, index.columns)
-        place = os.path.join(folders[0], INDEX_NAME)
+        place = os.path.join(folders[0], MDS_INDEX_NAME)
         self._encodings = {
             name: encoding_of(index.columns[name][0], name, place, decode=decode, as_objects=name in objects)
             for name in names

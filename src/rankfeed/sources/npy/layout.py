@@ -10,9 +10,8 @@ from rankfeed._util.validate import check_choice, check_name, check_names, check
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, printable
 from rankfeed.sources.concat import concat
 from rankfeed.sources.npy.arrays import ARRAY, Header, read_headers
-from rankfeed.sources.npy.npy_files import list_files
 from rankfeed.sources.npy.rows import NumpyRowsSource, column_name
-from rankfeed.sources.npy.samples import LABELS_OF_TABLE, Labels, NumpySamplesSource
+from rankfeed.sources.npy.samples import LABELS_OF_TABLE, Labels, NumpySamplesSource, numpy_files
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Source
 
@@ -56,12 +55,12 @@ def open_numpy(
         )
     is_file = isinstance(where, str) and os.path.isfile(where)
     if layout is None and not needs_samples:
-        layout = "rows" if is_file else _find_layout(where, *list_files(where), allow_pickle)
+        layout = "rows" if is_file else _find_layout(where, *numpy_files(where), allow_pickle)
     if layout in (None, "samples"):
         return NumpySamplesSource(
             where, columns=columns, allow_pickle=allow_pickle, labels=labels, name_column=name_column
         )
-    _, paths = list_files(where)
+    _, paths = numpy_files(where)
     if layout == "columns" and paths[0].endswith(".npy"):
         return NumpyRowsSource(paths, columns=columns, allow_pickle=allow_pickle, named_by_file=True)
     if layout == "columns" and len(paths) > 1:

@@ -10,9 +10,9 @@ import numpy as np
 from rankfeed.columns.columns import Bytes, Column, Dense, Objects, Ragged
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError, printable
+from rankfeed.sources.formats import NUMPY_SUFFIXES, nested_array
 from rankfeed.sources.npy.arrays import ARRAY, Array, Header, load_arrays, read_headers
-from rankfeed.sources.npy.npy_files import list_files
-from rankfeed.sources.paths import Paths, label
+from rankfeed.sources.paths import Paths, common_root, escape, expand, files_in, label
 from rankfeed.sources.source import Int64, Source, check_columns, class_labels, empty_column, even_blocks
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
@@ -52,7 +52,7 @@ class NumpySamplesSource(Source):
         name_column: str | None = None,
     ) -> None:
         self._labels, self._name_column, self._allow_pickle = labels, name_column, allow_pickle
-        root, paths = list_files(where, recursive=labels is not None)
+        root, paths = numpy_files(where, recursive=labels is not None)
         self._root = os.path.join(os.path.abspath(root), "")
         self._suffix = paths[0][-4:]
         self.files = DataFiles([os.path.abspath(path) for path in paths])
@@ -179,3 +179,38 @@ def _column(field: Field, rows: list[Array]) -> Column:
     if field.kind == "dense":
         return Dense.of(np.stack(rows, dtype=np.dtype(field.dtype)))
     return Ragged.of([row.astype(field.dtype, copy=False) for row in rows])
+
+
+def numpy_files(where: Paths, *, recursive: bool = False) -> tuple[str, list[str]]:
+    """The directory that names are relative to, and the files in natural order.
+
+    Files in subdirectories of a directory are an error, unless ``recursive``, which needs a directory.
+    """
+    paths = expand(where)
+    root = common_root(paths)
+    if len(paths) == 1 and os.path.isdir(paths[0]):
+        (root,) = paths
+        paths = files_in(root, NUMPY_SUFFIXES, recursive, skip=(".",))
+        if not recursive and (nested := nested_array(root)) is not None:
+            pattern, name = "*" + nested[-4:], os.path.relpath(nested, root)
+            raise SourceError(
+                f"the directory has {nested[-4:]} files in subdirectories",
+                expected="files in one directory, unless an option says how subdirectories are read",
+                found=f"{len(paths)} files, and {name!r}",
+                where=root,
+                remedy='pass labels="folder" to number the samples by their subdirectory; or open one '
+                f"subdirectory: {os.path.join(root, name.split(os.sep)[0])!r}; or give a pattern: "
+                f"{os.path.join(escape(root), '**', pattern)!r} for all files"
+                + (f", {os.path.join(escape(root), pattern)!r} for those at the top" if paths else ""),
+            )
+    elif recursive:
+        raise ArgumentError(
+            'labels="folder" needs a directory',
+            expected="a directory with a subdirectory for each class",
+            found=where,
+        )
+    if not paths:
+        raise SourceError("no .npy or .npz files", where=where)
+    if len({path[-4:] for path in paths}) > 1:
+        raise SourceError("a dataset is either .npy or .npz files", found="both", where=where)
+    return root, paths

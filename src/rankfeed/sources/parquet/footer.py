@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.errors import arrow_errors
+from rankfeed.sources.formats import PARQUET_ENCRYPTED, PARQUET_MAGIC, PARQUET_SUMMARIES
 from rankfeed.sources.parallel import in_parallel
-from rankfeed.sources.parquet.parquet_files import ENCRYPTED, MAGIC, SUMMARY_FILES
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.file_errors import file_errors
 
@@ -49,7 +49,7 @@ def read_footers(paths: Sequence[str]) -> list[Footer]:
 
 
 def _read_footer(path: str) -> Footer:
-    if os.path.basename(path) in SUMMARY_FILES:
+    if os.path.basename(path) in PARQUET_SUMMARIES:
         raise SourceError(
             "the file describes the row groups of other files, and has no rows",
             where=path,
@@ -73,16 +73,16 @@ def footer_bytes(file: Any, path: str) -> bytes:
     size = file.size()
     first, tail = file.read_at(min(size, 4), 0), file.read_at(min(size, _TAIL), max(0, size - _TAIL))
     last = tail[-4:]
-    if ENCRYPTED in (first, last) and size >= 12:
+    if PARQUET_ENCRYPTED in (first, last) and size >= 12:
         raise SourceError(
             "the file is encrypted",
             where=path,
             remedy="decrypt it with the library and the keys that wrote it, and write it again without encryption",
         )
-    if size < 12 or first != MAGIC or last != MAGIC:
+    if size < 12 or first != PARQUET_MAGIC or last != PARQUET_MAGIC:
         raise CorruptError(
             "the file is truncated: its end is missing"
-            if first == MAGIC
+            if first == PARQUET_MAGIC
             else "the file is damaged, or not a Parquet file",
             expected="'PAR1' as its first and its last four bytes",
             found=f"{first!r} and {last!r} in {size} bytes",
@@ -103,7 +103,7 @@ def parse_footer(content: bytes, path: str) -> Any:
     """A `pyarrow.parquet.ParquetFile` of a footer alone: it has the metadata, and no rows."""
     # No list has more elements, and no text more bytes, than the footer.
     most = len(content)
-    alone = pa.py_buffer(b"".join((MAGIC, content, most.to_bytes(4, "little"), MAGIC)))
+    alone = pa.py_buffer(b"".join((PARQUET_MAGIC, content, most.to_bytes(4, "little"), PARQUET_MAGIC)))
     with arrow_errors(path):
         return pq.ParquetFile(
             pa.BufferReader(alone),

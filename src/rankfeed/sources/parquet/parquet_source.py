@@ -27,8 +27,7 @@ from rankfeed.sources.arrow.types import (
 )
 from rankfeed.sources.chunked import CACHE_BYTES, Chunk, ChunkCache, ChunkedSource
 from rankfeed.sources.parquet.footer import read_footers
-from rankfeed.sources.parquet.parquet_files import list_files
-from rankfeed.sources.parquet.partitions import Partitions
+from rankfeed.sources.parquet.partitions import Partitions, parquet_files
 from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader
 from rankfeed.sources.parquet.row_groups import RowGroupPart, cut_row_groups
 from rankfeed.sources.paths import Paths, label
@@ -86,7 +85,7 @@ class ParquetSource(ChunkedSource):
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         cache_bytes = check_int("cache_bytes", cache_bytes, at_least=0)
-        listed = list_files(where)
+        listed = parquet_files(where)
         paths = [file.path for file in listed]
         self.files = DataFiles(paths)
         footers = read_footers(paths)

@@ -1,8 +1,15 @@
-"""Columns in the names of directories (``year=2024/month=7``), not in the files."""
+"""Parquet files in directories whose names are columns that the files do not have.
 
+Hive, Spark, Polars, DuckDB and others write ``year=2024/month=7/part-0.parquet``.
+"""
+
+import os
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +19,73 @@ from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
 from rankfeed.sources.arrow.arrow_columns import NULL_REMEDY
 from rankfeed.sources.arrow.types import storage_type
-from rankfeed.sources.parquet.parquet_files import PartitionedFile
-from rankfeed.sources.paths import check_utf8
+from rankfeed.sources.formats import PARQUET_SUFFIXES, is_parquet_file
+from rankfeed.sources.paths import Paths, check_utf8, expand, files_in
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
+
+#: Directories of table formats, in which files may have been deleted: name -> description, remedy.
+_TABLES = {
+    "_delta_log": ("a Delta Lake table", "deltalake.DeltaTable(path).file_uris()"),
+    ".hoodie": ("a Hudi table", "the list of files that Hudi gives for a snapshot"),
+}
+#: Written by Hive for a null.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True)
+class PartitionedFile:
+    """A file and the (name, value) of each ``name=value`` directory, outermost first; None for a null."""
+
+    path: str
+    keys: tuple[tuple[str, str | None], ...] = ()
+
+
+def parquet_files(where: Paths) -> list[PartitionedFile]:
+    """The files in the given order, those of a directory in natural order.
+
+    Of a given directory, every ``key=value`` directory below it counts; of a file, those directly above it.
+    """
+    listed: list[PartitionedFile] = []
+    for path in expand(where):
+        if not os.path.isdir(path):
+            above = reversed(os.path.dirname(os.path.abspath(path)).split(os.sep))
+            keys = _keys([*takewhile(lambda name: "=" in name, above)][::-1])
+            listed.append(PartitionedFile(os.path.abspath(path), keys))
+            continue
+        _refuse_tables(path)
+        files = files_in(path, PARQUET_SUFFIXES, recursive=True) or [
+            file for file in files_in(path, ("",), recursive=True) if is_parquet_file(file)
+        ]
+        if not files:
+            raise SourceError(
+                "the folder holds no Parquet files",
+                expected="files that end with " + ", ".join(PARQUET_SUFFIXES),
+                where=path,
+            )
+        for file in files:
+            folders = os.path.relpath(os.path.dirname(file), path).split(os.sep)
+            listed.append(PartitionedFile(os.path.abspath(file), _keys([name for name in folders if "=" in name])))
+    return listed
+
+
+def _refuse_tables(folder: str) -> None:
+    """Refuse directories of table formats: deleted and replaced files are still in them."""
+    metadata = os.path.join(folder, "metadata")
+    tables = [table for name, table in _TABLES.items() if os.path.isdir(os.path.join(folder, name))]
+    if os.path.isdir(metadata) and any(name.endswith(".metadata.json") for name in os.listdir(metadata)):
+        tables.append(("an Iceberg table", "pyiceberg's table.scan().plan_files()"))
+    for description, remedy in tables:
+        raise SourceError(
+            f"the folder is {description}: only its log says which files are valid",
+            where=folder,
+            remedy=f"open the list of valid files: {remedy}",
+        )
+
+
+def _keys(folders: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
+    pairs = (name.split("=", 1) for name in folders)
+    return tuple((unquote(key), None if value == _NULL else unquote(value)) for key, value in pairs if key)
 
 
 class Partitions:

@@ -16,8 +16,8 @@ import torch
 
 from rankfeed.errors import CorruptError, SourceError, UnsafeError, safe_str
 from rankfeed.sources.extras import need
+from rankfeed.sources.formats import graph_files, processed_folder
 from rankfeed.sources.paths import check_utf8
-from rankfeed.sources.pyg.pyg_files import saved_file
 from rankfeed.sources.pyg.pyg_source import PyGSource, check_no_columns
 from rankfeed.sources.pyg.readers import check_types
 from rankfeed.storage.data_files import DataFiles
@@ -39,7 +39,7 @@ class PyGFileSource(PyGSource):
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
         check_no_columns(columns)
-        self.__setstate__((DataFiles([saved_file(Path(where))]), allow_pickle, follow_batch, exclude_keys))
+        self.__setstate__((DataFiles([_graph_file(Path(where))]), allow_pickle, follow_batch, exclude_keys))
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.files, self._allow_pickle, self._follow, self._exclude
@@ -53,6 +53,29 @@ class PyGFileSource(PyGSource):
         files.opened(0)
         super().__init__(dataset, follow_batch=follow_batch, exclude_keys=exclude_keys)
         self.files, self._label = files, self.path
+
+
+def _graph_file(path: Path) -> str:
+    """The file with the graphs, which must be the only one."""
+    if path.is_file():
+        return os.path.abspath(path)
+    folder = processed_folder(path)
+    files = graph_files(folder) if folder is not None else []
+    if len(files) == 1:
+        return os.path.abspath(files[0])
+    if not files:
+        raise SourceError(
+            "graphs in a database can be read only by their own class",
+            where=path,
+            remedy="create the OnDiskDataset yourself and pass it to rankfeed.from_dataset()",
+        )
+    raise SourceError(
+        "the folder holds several files of graphs",
+        expected="one",
+        found=", ".join(map(os.path.basename, files[:8])),
+        where=folder,
+        remedy="open one of them by its own path",
+    )
 
 
 def _saved_dataset(path: str, allow_pickle: bool) -> Any:

@@ -14,9 +14,9 @@ import msgspec
 
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.extras import need
+from rankfeed.sources.formats import ENERGON_FOLDER, is_energon, is_wids
 from rankfeed.sources.json_index import read_json
 from rankfeed.sources.paths import Paths, braces, common_root, expand, files_at
-from rankfeed.sources.tar.tar_files import META, is_energon, is_wids
 from rankfeed.storage.commit import decodable
 from rankfeed.storage.file_errors import file_errors
 from rankfeed.storage.safe_names import check_data_name, resolve_data_name
@@ -55,7 +55,7 @@ def list_shards(where: Paths, split: str | None = None) -> ShardList:
     if split is not None:
         raise ArgumentError(
             "only folders that Energon prepared have splits",
-            expected=f"a folder with {META}/split.yaml",
+            expected=f"a folder with {ENERGON_FOLDER}/split.yaml",
             found=split,
         )
     if len(paths) == 1 and is_wids(paths[0]):
@@ -137,7 +137,7 @@ class _EnergonSplit(msgspec.Struct):
 
 def _read_energon(folder: str, split: str | None) -> ShardList:
     """The shards of a directory that Energon prepared; ``split`` is needed if it has several parts."""
-    meta = Path(folder, META)
+    meta = Path(folder, ENERGON_FOLDER)
     info = _read_description(_EnergonInfo, meta / ".info.json", meta / ".info.yaml")
     parts = _read_description(_EnergonSplit, meta / "split.yaml", meta / "split.json")
     if info is None:

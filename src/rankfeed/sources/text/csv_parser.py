@@ -17,8 +17,8 @@ from rankfeed._util.validate import invalid
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import UNNAMED
+from rankfeed.sources.formats import BOM
 from rankfeed.sources.text.parser import REMEDY, Text, TextParser, is_rounded
-from rankfeed.sources.text.text_files import BOM
 
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 

@@ -1,7 +1,10 @@
 """CSV files and files of JSON lines, parsed into memory with pyarrow."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from gzip import GzipFile
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -13,14 +16,17 @@ from rankfeed.errors import CorruptError, SourceError, listed
 from rankfeed.sources.arrow.arrow_columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, logical_types_of, masks_of, roots_of
+from rankfeed.sources.formats import BOM, TextKind, text_files, text_kind
 from rankfeed.sources.paths import Paths, common_root, label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, even_blocks, reopen, starts_of
 from rankfeed.sources.text.csv_parser import CsvParser
 from rankfeed.sources.text.json_parser import JsonParser
 from rankfeed.sources.text.parser import Text, TextParser, types_by_name
-from rankfeed.sources.text.text_files import BOM, LIMIT, Kind, kind_of, list_files, open_text, read_texts
 from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.file_errors import file_errors
 
+#: Decompressed bytes that are read into memory; larger files must be packed.
+LIMIT = 256 << 20
 #: Bytes that are parsed at once in a stream. The first part of a text defines the types.
 PIECE = 16 << 20
 
@@ -29,12 +35,12 @@ class _TextSource(Source):
     _options: dict[str, Any]
 
     def _open(
-        self, kind: Kind, parser: TextParser, where: Paths, columns: Sequence[str] | None, nulls: Nulls
+        self, kind: TextKind, parser: TextParser, where: Paths, columns: Sequence[str] | None, nulls: Nulls
     ) -> None:
-        self._paths = [os.path.abspath(path) for path in list_files(where, kind)]
+        self._paths = [os.path.abspath(path) for path in text_files(where, kind)]
         tables, digests = [], []
         names: dict[str, None] = {}
-        for path, content in zip(self._paths, read_texts(self._paths), strict=True):
+        for path, content in zip(self._paths, _read_texts(self._paths), strict=True):
             text = Text(content.removeprefix(BOM), path)
             tables.append(parser.parse(text, columns))
             names |= dict.fromkeys(parser.names_in(tables[-1], text))
@@ -153,8 +159,8 @@ class JsonlSource(_TextSource):
 
 def is_large(where: Paths) -> bool:
     """Whether these are CSV files or JSON lines that are too large to be opened."""
-    kind = kind_of(where)
-    return kind is not None and sum(map(os.path.getsize, list_files(where, kind))) > LIMIT
+    kind = text_kind(where)
+    return kind is not None and sum(map(os.path.getsize, text_files(where, kind))) > LIMIT
 
 
 def rows(
@@ -173,11 +179,11 @@ def rows(
     Arguments and errors are those of :class:`CsvSource`; it is also an error if a value does not have the type of
     its column in the first piece.
     """
-    kind = kind_of(where)
+    kind = text_kind(where)
     if kind is None:
         raise SourceError("these are neither CSV nor lines of JSON", where=where)
     parser = CsvParser(types, delimiter) if kind == "csv" else JsonParser(types)
-    paths = list_files(where, kind)
+    paths = text_files(where, kind)
     if kind == "csv" and types:  # for JSON, the first row reports that such a column is null
         _check_csv_types(paths, parser, columns)
     for path in paths:
@@ -195,7 +201,7 @@ def rows(
 def _stream(path: str, parser: TextParser, columns: Sequence[str] | None) -> Iterator[Any]:
     """The rows as `pyarrow.Table`s of one schema, which the first part of the text defines."""
     schema = None
-    with open_text(path) as file:
+    with _open_text(path) as file:
         for text in _texts(file, path, parser):
             if not parser.is_empty(text.content):
                 table = parser.parse(text, columns, schema)
@@ -226,6 +232,34 @@ def _texts(file: BinaryIO, path: str, parser: TextParser) -> Iterator[Text]:
                 remedy="write the file again, with line feeds between the rows and quotes within values doubled",
             )
     yield Text(rest, path, line)
+
+
+def _read_texts(paths: Sequence[str]) -> list[bytes]:
+    """The texts of files, decompressed if their names end with `.gz`."""
+    texts, size = [], 0
+    for path in paths:
+        with _open_text(path) as file:
+            texts.append(file.read(LIMIT + 1 - size))
+        size += len(texts[-1])
+        if size > LIMIT:
+            where = path if len(paths) == 1 else common_root(paths)
+            raise SourceError(
+                "the text is too large to be read in place",
+                expected=f"up to {LIMIT >> 20} MiB, decompressed",
+                where=where,
+                remedy=f"`rankfeed write {where} packed/` reads it once, in a stream; then open packed/",
+            )
+        if not texts[-1].strip():
+            raise SourceError("the file is empty", where=path)
+    return texts
+
+
+@contextmanager
+def _open_text(path: str) -> Iterator[BinaryIO]:
+    """Open a file, decompressed if its name ends with `.gz`."""
+    opener: Callable[..., Any] = GzipFile if path.endswith(".gz") else open
+    with file_errors(path, EOFError, zlib.error), opener(path, "rb") as file:
+        yield file
 
 
 def _check_csv_types(paths: Sequence[str], parser: TextParser, columns: Sequence[str] | None) -> None:

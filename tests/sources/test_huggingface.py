@@ -19,7 +19,7 @@ from tests.support.values import samples_of
 import rankfeed as rf
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources.hf.hf_source import HuggingFaceSource
+from rankfeed.sources.huggingface import HuggingFaceSource
 
 FEATURES = Features(
     {
@@ -103,7 +103,7 @@ def test_columns_are_what_the_features_say(saved: Path) -> None:
 def test_a_folder_is_read_where_datasets_is_not_installed(saved: Path) -> None:
     code = (
         "import sys; sys.modules['datasets'] = None\n"
-        "from rankfeed.sources.hf.hf_source import HuggingFaceSource\n"
+        "from rankfeed.sources.huggingface import HuggingFaceSource\n"
         f"s = HuggingFaceSource({str(saved)!r})\n"
         "print(s[7]['board'].tolist(), s[7]['image'], s.fingerprint)"
     )

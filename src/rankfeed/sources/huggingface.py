@@ -20,7 +20,7 @@ from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import read_schema
 from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, labels_of_features, masks_of
 from rankfeed.sources.chunked import CACHE_BYTES
-from rankfeed.sources.hf.hf_files import DICT_NAME, INFO_NAME, STATE_NAME
+from rankfeed.sources.formats import HF_DICT_NAME, HF_INFO_NAME, HF_STATE_NAME
 from rankfeed.sources.json_index import read_json
 from rankfeed.sources.source import Int64, SourceView, check_columns, check_ids, check_same_data, even_blocks
 from rankfeed.storage.checksum import digest_of
@@ -142,9 +142,9 @@ class HuggingFaceSource(SourceView):
         mapping: Any
         if self._dataset is None:
             place = self._folder
-            where = os.path.join(place, STATE_NAME)
+            where = os.path.join(place, HF_STATE_NAME)
             state = read_json(where, _State)
-            features = read_json(os.path.join(place, INFO_NAME), _Info).features
+            features = read_json(os.path.join(place, HF_INFO_NAME), _Info).features
             table, mapping = (
                 [resolve_data_name(place, file.filename, where) for file in listed]
                 for listed in (state.data_files, state.indices or ())
@@ -274,7 +274,7 @@ def _files_or_table(table: Any) -> Any:
 
 def _split_folder(path: str, split: str | None) -> str:
     """The directory of the chosen split."""
-    where = os.path.join(path, DICT_NAME)
+    where = os.path.join(path, HF_DICT_NAME)
     if not os.path.isfile(where):
         if split is not None:
             raise ArgumentError("this is one split", found=f"split={split!r}", remedy="leave split out")
