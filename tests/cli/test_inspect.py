@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.cli.test_commands import figures, rankfeed
 
 import rankfeed as rf
-from rankfeed.cli.lengths import LOOKS, edges_of, look, runs, summarize
-from rankfeed.cli.render import format_bar, format_bytes
+from rankfeed.cli.inspect import LOOKS, edges_of, look, runs, summarize
+from rankfeed.cli.output import format_bar, format_bytes
 
 LENGTHS = [int(length) for length in np.random.default_rng(0).gamma(2, 30, 500)]
 

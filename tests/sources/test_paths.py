@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.sources import writers
 
 import rankfeed as rf
+from rankfeed._util.imports import need
 from rankfeed.errors import MissingExtraError, SourceError
-from rankfeed.sources.extras import need
 from rankfeed.sources.paths import braces, common_root, expand, files_in, natural
 
 

@@ -10,8 +10,7 @@ from tests.support.jobs import run_python
 from rankfeed._util.native import native_library
 from rankfeed.columns.pointers import file_of
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.storage.mapped import map_file
-from rankfeed.storage.truncation import check_not_truncated
+from rankfeed.storage.mapped import check_not_truncated, map_file
 
 
 def test_the_array_is_the_file_and_cannot_be_written(tmp_path: Path) -> None:
@@ -53,7 +52,7 @@ from rankfeed._util.native import native_library
 from rankfeed.columns.pointers import file_of
 from rankfeed.errors import CorruptError
 from rankfeed.storage.mapped import map_file
-from rankfeed.storage.truncation import check_not_truncated
+from rankfeed.storage.mapped import check_not_truncated
 
 folder, page = sys.argv[1], os.sysconf("SC_PAGESIZE")
 values = []

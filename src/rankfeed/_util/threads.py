@@ -1,4 +1,4 @@
-"""Worker threads that never keep the interpreter alive."""
+"""Work in threads: in daemon threads, which never keep the interpreter alive, and on many files at once."""
 
 import atexit
 import os
@@ -6,15 +6,19 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
+
+from rankfeed._util.progress import progress_bar
 
 _Result = TypeVar("_Result")
 _Argument = TypeVar("_Argument")
 _Task = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
+#: Threads of :func:`in_parallel`: most of the time is spent waiting for the disk.
+_THREADS = min(16, 4 * (os.cpu_count() or 1))
 #: Seconds that the interpreter's exit waits for running tasks, over all pools.
 _EXIT_WAIT = 1.0
 
@@ -71,6 +75,20 @@ def run_ahead(
             yield pending.popleft().result()
     while pending:
         yield pending.popleft().result()
+
+
+def in_parallel(
+    work: Callable[[_Argument], _Result], items: Sequence[_Argument], label: str = "", *, progress: bool = False
+) -> list[_Result]:
+    """Results of ``work`` for each item, read from disk, in order; an error stops the rest."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    results = []
+    with ThreadPoolExecutor(_THREADS) as pool, progress_bar(label, len(items), enabled=progress) as advance:
+        for result in pool.map(work, items):  # if an item raises, those that have not begun are cancelled
+            results.append(result)
+            advance()
+    return results
 
 
 #: Pools that are not closed, and threads that have not ended. No weak references: their callbacks swallow the

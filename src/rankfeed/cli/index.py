@@ -8,8 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from rankfeed.cli import options
-from rankfeed.cli.output import BAR, FAINT, NAME, Json, clean, out, say, show
-from rankfeed.cli.render import count_of, format_bar, format_bytes
+from rankfeed.cli.output import BAR, FAINT, NAME, Json, clean, count_of, format_bar, format_bytes, out, say, show
 
 
 @options.expand_options

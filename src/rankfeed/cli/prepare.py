@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankfeed._util.functions import import_function
+from rankfeed._util.imports import import_function
 from rankfeed.cli.options import option
 from rankfeed.cli.output import Json, show
 from rankfeed.errors import ArgumentError, PrepareError, describe_error, listed

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from rankfeed.cli import options
 from rankfeed.cli.options import option
-from rankfeed.cli.output import FAINT, Json, clean, out, say, show
-from rankfeed.cli.render import count_of
+from rankfeed.cli.output import FAINT, Json, clean, count_of, out, say, show
 from rankfeed.errors import ArgumentError, RankfeedError, TopologyError
 from rankfeed.topology import Topology
 from rankfeed.topology.agreement import ProcessReport, find_contradictions

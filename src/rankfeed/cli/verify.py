@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from rankfeed.cli import options
-from rankfeed.cli.output import Json, progress_bar, say, show, show_findings
-from rankfeed.cli.render import count_of, format_bytes
+from rankfeed.cli.output import Json, count_of, format_bytes, progress_bar, say, show, show_findings
 from rankfeed.diagnostics.findings import Finding, Verdict, verdict_of
 from rankfeed.errors import ArgumentError, StateError
 from rankfeed.plan import Plan

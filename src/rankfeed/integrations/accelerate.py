@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rankfeed._util.imports import need
 from rankfeed._util.validate import check_bool, check_int, invalid
 from rankfeed.errors import ArgumentError, StateError, listed
 from rankfeed.integrations._compat import ActiveEpoch
@@ -20,7 +21,6 @@ from rankfeed.loading import Loader
 from rankfeed.loading.device import to_device
 from rankfeed.plan import Cursor
 from rankfeed.sources import Source
-from rankfeed.sources.extras import need
 
 
 def accelerated(loader: Loader, accelerator: Any, *, checkpoint: bool = True) -> AcceleratedLoader:

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rankfeed._util.imports import need
 from rankfeed._util.threads import run_ahead
 from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional
 from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.plan import Cursor, Plan, Schedule
-from rankfeed.sources.extras import need
 from rankfeed.sources.lance.lance_table import LanceTable, TableInfo
 from rankfeed.sources.lance.process import IsolatedTable, forked_from_lance
 from rankfeed.sources.source import Int64

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from rankfeed._util.imports import need
 from rankfeed._util.validate import check_instance, check_str
 from rankfeed.diagnostics.lockstep import Lockstep
 from rankfeed.errors import ArgumentError, PlanError, listed
@@ -20,7 +21,6 @@ from rankfeed.integrations import _compat
 from rankfeed.loading import Loader
 from rankfeed.loading._compat import rankfeed_loaders, restore_positions
 from rankfeed.plan import Cursor
-from rankfeed.sources.extras import need
 from rankfeed.topology import process_group
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")

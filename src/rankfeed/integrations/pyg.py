@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rankfeed._util.imports import need
 from rankfeed._util.validate import check_path, check_str, invalid
 from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.loading import DistributedBatchSampler
@@ -20,7 +21,6 @@ from rankfeed.plan import Tail
 from rankfeed.prepare import prepare_once
 from rankfeed.prepare.inputs import walk_links
 from rankfeed.prepare.marker import MARKER_NAME
-from rankfeed.sources.extras import need
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.network_fs import stat_uncached
 from rankfeed.topology import Topology

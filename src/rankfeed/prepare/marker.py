@@ -16,7 +16,7 @@ from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.commit import decodable, fsync_dir, read_record, write_record
 from rankfeed.storage.file_errors import os_errors
 from rankfeed.storage.network_fs import is_gone, refresh_path, stat_uncached
-from rankfeed.storage.safe_names import check_data_name
+from rankfeed.storage.untrusted import check_data_name
 
 MARKER_NAME = ".rankfeed-prepared.json"
 _VERSION = 1

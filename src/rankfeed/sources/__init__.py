@@ -1,4 +1,4 @@
-"""Reading samples in place: the Source contract, `open`, and one subpackage per format."""
+"""Reading samples in place: the Source contract, `open`, and a reader of each format."""
 
 from rankfeed.sources.concat import ConcatSource, concat
 from rankfeed.sources.open import open

@@ -281,7 +281,7 @@ FORMATS = {
     "pyg": Format(
         "a dataset that PyTorch Geometric saved (processed/data.pt)",
         _is_pyg,
-        "pyg.saved:PyGFileSource",
+        "pyg.pyg_source:PyGFileSource",
         is_single=True,
     ),
     "csv": Format("CSV files", lambda paths: text_kind(paths) == "csv", "text.text_source:CsvSource"),

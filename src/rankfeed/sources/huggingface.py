@@ -14,18 +14,16 @@ from rankfeed._util.validate import check_columns_option, check_name, check_opti
 from rankfeed.columns.columns import Column, Dense
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources.arrow.arrow_source import ArrowSource
-from rankfeed.sources.arrow.arrow_table import ArrowTableSource
-from rankfeed.sources.arrow.errors import arrow_errors
+from rankfeed.sources.arrow.arrow_source import ArrowSource, ArrowTableSource
 from rankfeed.sources.arrow.file import read_schema
 from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, labels_of_features, masks_of
 from rankfeed.sources.chunked import CACHE_BYTES
 from rankfeed.sources.formats import HF_DICT_NAME, HF_INFO_NAME, HF_STATE_NAME
-from rankfeed.sources.json_index import read_json
 from rankfeed.sources.source import Int64, SourceView, check_columns, check_ids, check_same_data, even_blocks
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import decodable
-from rankfeed.storage.safe_names import resolve_data_name
+from rankfeed.storage.file_errors import arrow_errors
+from rankfeed.storage.untrusted import read_json, resolve_data_name
 
 #: Rows of a block if an indices mapping scatters samples over the table.
 _MAPPED_ROWS = 4096

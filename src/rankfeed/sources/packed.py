@@ -18,8 +18,7 @@ from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.data_files import DataFiles
 from rankfeed.storage.file_errors import file_errors
 from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, ShardInfo, load_manifest
-from rankfeed.storage.mapped import map_file
-from rankfeed.storage.truncation import check_shard_size
+from rankfeed.storage.mapped import check_shard_size, map_file
 
 
 class PackedSource(Source):

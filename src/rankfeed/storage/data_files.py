@@ -24,8 +24,7 @@ from rankfeed.columns.pointers import file_of
 from rankfeed.errors import CorruptError
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.file_errors import file_errors
-from rankfeed.storage.mapped import map_file
-from rankfeed.storage.truncation import check_not_truncated
+from rankfeed.storage.mapped import check_not_truncated, map_file
 
 Int64 = npt.NDArray[np.int64]
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from rankfeed.errors import CorruptError, RankfeedError, SourceError, safe_str, with_where
 
@@ -40,3 +40,11 @@ def file_errors(
             problem, where = error.strerror or problem, error.filename or where
             raise SourceError("the file cannot be read", found=problem, where=where, remedy=remedy) from error
         raise CorruptError("the file is damaged", found=problem, where=where, remedy=remedy) from error
+
+
+def arrow_errors(where: str, remedy: str | None = None) -> AbstractContextManager[None]:
+    """As `file_errors`, for exceptions of pyarrow."""
+    import pyarrow as pa
+
+    damage = (pa.ArrowException, ValueError, OverflowError, MemoryError, KeyError)
+    return file_errors(where, *damage, remedy=remedy)

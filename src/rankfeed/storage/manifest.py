@@ -17,7 +17,7 @@ from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import decodable
 from rankfeed.storage.file_errors import os_errors
-from rankfeed.storage.safe_names import check_data_name
+from rankfeed.storage.untrusted import check_data_name
 
 #: A directory with a file of this name is a written dataset.
 MANIFEST_NAME = "rankfeed.json"

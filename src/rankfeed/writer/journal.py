@@ -14,7 +14,7 @@ from msgspec import UNSET
 from rankfeed.errors import WriteError
 from rankfeed.storage.commit import decodable, fsync_dir, read_record, write_atomic, write_record
 from rankfeed.storage.manifest import MANIFEST_NAME, SHARD_NAME, Manifest, ShardInfo, load_manifest
-from rankfeed.storage.safe_names import check_data_name
+from rankfeed.storage.untrusted import check_data_name
 from rankfeed.writer.chunk import Fields
 from rankfeed.writer.staging import JOURNAL_NAME, Part, clear
 

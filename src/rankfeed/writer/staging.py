@@ -31,7 +31,7 @@ from rankfeed.storage.commit import (
 from rankfeed.storage.lease import DURATION, HeldLease, Lease, LeaseOwner, StallDetector
 from rankfeed.storage.manifest import ShardInfo
 from rankfeed.storage.mapped import map_file
-from rankfeed.storage.safe_names import check_data_name
+from rankfeed.storage.untrusted import check_data_name
 from rankfeed.writer.chunk import Chunk, Fields
 
 _log = logging.getLogger("rankfeed")

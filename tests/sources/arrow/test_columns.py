@@ -21,8 +21,8 @@ from rankfeed.columns.columns import ColumnBuffer, column_from_parts
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.arrow.arrow_columns import read_columns
-from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import fields_of, roots_of
+from rankfeed.storage.file_errors import arrow_errors
 
 
 def rows_of(field: Field, stored: ColumnBuffer, rows: Sequence[int] | None = None) -> list[Any]:

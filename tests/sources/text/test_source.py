@@ -18,10 +18,8 @@ from tests.support.values import column_of, plain, samples_of
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources.text import text_files
-from rankfeed.sources.text import text_source as delimited
-from rankfeed.sources.text.json_parser import JsonParser
-from rankfeed.sources.text.parser import Text
+from rankfeed.sources.text import text_source
+from rankfeed.sources.text.parsers import JsonParser, Text
 from rankfeed.sources.text.text_source import JsonlSource, is_large, rows
 
 ROWS = [{"id": i, "score": i / 4, "name": f"n{i}, é", "tokens": list(range(i % 4))} for i in range(300)]
@@ -223,15 +221,14 @@ def test_numbers_that_json_lacks_are_read_as_arrow_reads_them(tmp_path: Path) ->
 
 def test_large_text_is_refused_with_the_way_to_pack_it(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_large(csv)
-    for module in (delimited, text_files):
-        monkeypatch.setattr(module, "LIMIT", 1000)
+    monkeypatch.setattr(text_source, "LIMIT", 1000)
     assert is_large(csv)
     with pytest.raises(SourceError, match=r"too large[\s\S]*rankfeed write .*t\.csv"):
         rf.open(csv)
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "LIMIT", 1 << 20)
+    monkeypatch.setattr(text_source, "LIMIT", 1 << 20)
     bomb = tmp_path / "bomb.csv.gz"
     with gzip.open(bomb, "wb") as file:
         file.write(b"a\n")
@@ -269,10 +266,10 @@ def test_a_cut_gzip_is_named(keep: int, jsonl: Path, tmp_path: Path) -> None:
 def test_what_a_file_is_is_found_by_looking(name: str, content: bytes, kind: str | None, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    assert delimited.kind_of(path) == kind
+    assert text_source.kind_of(path) == kind
     (tmp_path / "other.bin").write_bytes(b"\0")
-    assert delimited.kind_of(tmp_path) is None  # a folder that holds other files too
-    assert delimited.kind_of(tmp_path / "nothing.csv") is None
+    assert text_source.kind_of(tmp_path) is None  # a folder that holds other files too
+    assert text_source.kind_of(tmp_path / "nothing.csv") is None
 
 
 # Streams.
@@ -282,13 +279,13 @@ def test_what_a_file_is_is_found_by_looking(name: str, content: bytes, kind: str
 def test_a_stream_gives_the_same_samples(
     piece: int, csv: Path, jsonl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delimited, "PIECE", piece)
+    monkeypatch.setattr(text_source, "PIECE", piece)
     for path in (csv, jsonl):
         assert [plain(sample) for sample in rows(path)] == samples_of(rf.open(path))
 
 
 def test_a_stream_names_the_line_of_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited, "PIECE", 64)
+    monkeypatch.setattr(text_source, "PIECE", 64)
     lines = tmp_path / "t.jsonl"
     lines.write_text('{"a": 1}\n' * 50 + '{"a": "x"}\n')
     with pytest.raises(CorruptError, match=r"t\.jsonl[\s\S]*types="):
@@ -323,7 +320,7 @@ def test_a_stream_names_the_line_of_what_does_not_fit(tmp_path: Path, monkeypatc
 def test_a_stream_refuses_a_quote_that_is_not_closed(
     rows_before: int, end: str, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delimited, "PIECE", 64)
+    monkeypatch.setattr(text_source, "PIECE", 64)
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "text,t\n" * rows_before + end)
     if message is not None:
@@ -349,7 +346,7 @@ def test_a_stream_refuses_a_quote_that_is_not_closed(
 def test_the_border_of_a_piece_changes_no_sample(
     piece: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delimited, "PIECE", piece)
+    monkeypatch.setattr(text_source, "PIECE", piece)
     path = tmp_path / "t.tsv"
     path.write_text(text)
     assert [plain(sample) for sample in rows(path)] == samples_of(rf.open(path))

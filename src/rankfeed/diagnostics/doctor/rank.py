@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed._util.functions import import_function
+from rankfeed._util.imports import import_function
 from rankfeed._util.workers import Channel
 from rankfeed.diagnostics.batch_columns import columns
 from rankfeed.diagnostics.doctor import inspection

@@ -13,10 +13,10 @@ from string import Template
 from textwrap import wrap
 from typing import Any
 
+from rankfeed._util.imports import need
 from rankfeed.diagnostics.findings import Finding, has_warnings
 from rankfeed.diagnostics.report.page import Figure, Page
 from rankfeed.diagnostics.written import written
-from rankfeed.sources.extras import need
 
 _VERDICTS = {"sound": "✓ Sound", "diseased": "✕ Diseased", "not proven": "? Not proven"}
 #: Width of a chart in a picture, and letters in a line of its title.

@@ -25,8 +25,7 @@ from rankfeed.sources.tar.shard_list import list_shards, read_wids
 from rankfeed.sources.tar.tar_index import TarIndex, encode, read_summary, scan
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.manifest import load_manifest
-from rankfeed.storage.mapped import map_file
-from rankfeed.storage.truncation import check_shard_size
+from rankfeed.storage.mapped import check_shard_size, map_file
 
 #: Samples that are decoded together; samples of a piece, at least, and pieces of a data set, at most.
 _TOGETHER, _PIECE_SAMPLES, _PIECES = 256, 4096, 1 << 16

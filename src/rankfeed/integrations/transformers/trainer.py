@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rankfeed._util.imports import need
 from rankfeed.errors import ArgumentError, SourceError, StateError, describe_error
 from rankfeed.integrations._compat import ActiveEpoch
 from rankfeed.integrations.accelerate import check_ranks, gather_for_metrics
@@ -22,7 +23,6 @@ from rankfeed.loading import Loader
 from rankfeed.loading.streams.stream import Stream
 from rankfeed.plan import Cursor
 from rankfeed.sources import Source
-from rankfeed.sources.extras import need
 
 #: Key of the loader's state among the "stateful_callbacks" of a checkpoint's trainer_state.json.
 _STATE_KEY = "rankfeed"

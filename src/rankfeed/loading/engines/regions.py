@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.mapped_memory import MappedMemory
+from rankfeed.storage.mapped import MappedMemory
 
 Buffer = npt.NDArray[np.uint8]
 

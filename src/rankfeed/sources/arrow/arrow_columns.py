@@ -12,7 +12,6 @@ import pyarrow as pa
 from rankfeed.columns.columns import ColumnBuffer, Unreadable
 from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import (
     VALID,
     ArrayShape,
@@ -27,6 +26,7 @@ from rankfeed.sources.arrow.types import (
     tensor_axes,
 )
 from rankfeed.sources.source import Int64, starts_of
+from rankfeed.storage.file_errors import arrow_errors
 
 Array = npt.NDArray[Any]
 #: Mask of rows (or elements) that are not null; None if none is null.

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rankfeed.errors import CorruptError
-from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.in_place import PlainColumn, PlainLayout, plain_layout
 from rankfeed.sources.arrow.types import ArrayShape, leaves_of, roots_of, type_name
 from rankfeed.sources.source import BLOCK_BYTES, Int64, even_blocks, starts_of
 from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.file_errors import arrow_errors
 from rankfeed.storage.mapped import map_file
 
 Bytes = npt.NDArray[np.uint8]

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.imports import need
+from rankfeed._util.threads import in_parallel
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
-from rankfeed.sources.extras import need
-from rankfeed.sources.parallel import in_parallel
 from rankfeed.storage.checksum import digest_of
-from rankfeed.storage.safe_names import check_data_name
+from rankfeed.storage.untrusted import check_data_name
 
 Int64 = npt.NDArray[np.int64]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from rankfeed._util.imports import need
 from rankfeed.columns.columns import Dense, Part
 from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.extras import need
 from rankfeed.sources.scattered import ByteSlices, decode_each, place_of, rows_at
 from rankfeed.sources.source import Int64
 

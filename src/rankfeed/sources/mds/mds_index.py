@@ -12,10 +12,9 @@ import msgspec
 
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.formats import MDS_INDEX_NAME
-from rankfeed.sources.json_index import read_json
 from rankfeed.storage.commit import decodable
-from rankfeed.storage.safe_names import check_data_name, resolve_data_name
-from rankfeed.storage.truncation import check_shard_size
+from rankfeed.storage.mapped import check_shard_size
+from rankfeed.storage.untrusted import check_data_name, read_json, resolve_data_name
 
 #: Encoding and size in bytes (0: it varies) of each column, in storage order.
 ColumnEncodings = Mapping[str, tuple[str, int]]

@@ -22,8 +22,7 @@ from rankfeed.sources.scattered import ByteSlices
 from rankfeed.sources.source import BLOCK_BYTES, Int64, check_columns
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
-from rankfeed.storage.mapped import map_file
-from rankfeed.storage.truncation import check_not_truncated
+from rankfeed.storage.mapped import check_not_truncated, map_file
 
 Bytes = npt.NDArray[np.uint8]
 

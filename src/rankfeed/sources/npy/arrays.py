@@ -17,7 +17,7 @@ from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
 from rankfeed.storage.file_errors import file_errors
 from rankfeed.storage.mapped import map_file
-from rankfeed.storage.safe_names import check_data_name
+from rankfeed.storage.untrusted import check_data_name
 
 Array = npt.NDArray[Any]
 

@@ -16,7 +16,7 @@ from rankfeed.sources.paths import label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, even_blocks
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
-from rankfeed.storage.truncation import check_not_truncated
+from rankfeed.storage.mapped import check_not_truncated
 
 
 class NumpyRowsSource(Source):

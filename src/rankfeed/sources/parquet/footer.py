@@ -14,12 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rankfeed._util.threads import in_parallel
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.formats import PARQUET_ENCRYPTED, PARQUET_MAGIC, PARQUET_SUMMARIES
-from rankfeed.sources.parallel import in_parallel
 from rankfeed.storage.checksum import digest_of
-from rankfeed.storage.file_errors import file_errors
+from rankfeed.storage.file_errors import arrow_errors, file_errors
 
 #: Bytes at the end of a file that are read at once: most footers are shorter.
 _TAIL = 1 << 16

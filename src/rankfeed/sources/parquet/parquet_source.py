@@ -14,7 +14,6 @@ from rankfeed.columns.columns import Column, ColumnBuffer
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
 from rankfeed.sources.arrow.arrow_columns import read_columns
-from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import (
     Nulls,
     check_same_schema,
@@ -34,6 +33,7 @@ from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import Int64, check_columns
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
+from rankfeed.storage.file_errors import arrow_errors
 
 #: Approximate bytes that are decoded at once: larger row groups are read in parts, small adjacent ones together.
 #: If not all data fit into the cache, a part is at most this share of it, so that the lanes of a window shuffle

@@ -26,12 +26,11 @@ import pyarrow.parquet as pq
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, RankfeedError, with_where
-from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import is_list_view
 from rankfeed.sources.parquet.footer import footer_bytes, parse_footer
 from rankfeed.sources.parquet.row_groups import RowGroupPart
 from rankfeed.storage.data_files import DataFiles
-from rankfeed.storage.file_errors import file_errors
+from rankfeed.storage.file_errors import arrow_errors, file_errors
 
 #: Files that are held open, and locks of row groups.
 OPEN_FILES, _LOCKS = 256, 128

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from rankfeed._util.imports import need
 from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
-from rankfeed.sources.extras import need
 from rankfeed.sources.npy.arrays import array_at, check_size, load_objects, members_of, read_header, read_member
 
 #: Bytes that one member may expand to.

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rankfeed._util.threads import in_parallel
 from rankfeed.errors import UnsafeError
-from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.paths import head
 from rankfeed.sources.tar.headers import compression_of
 from rankfeed.sources.tar.index_cache import cache_folder, locked, not_writable

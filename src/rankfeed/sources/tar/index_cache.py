@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rankfeed._util.threads import in_parallel
 from rankfeed.errors import SourceError
-from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.paths import INDEX_SUFFIX
 from rankfeed.sources.tar.tar_index import Summary, TarIndex, decode, encode, read_summary, scan
 from rankfeed.storage.checksum import digest_of

@@ -12,15 +12,14 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from rankfeed._util.imports import need
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources.extras import need
 from rankfeed.sources.formats import ENERGON_FOLDER, is_energon, is_wids
-from rankfeed.sources.json_index import read_json
 from rankfeed.sources.paths import Paths, braces, common_root, expand, files_at
 from rankfeed.storage.commit import decodable
 from rankfeed.storage.file_errors import file_errors
-from rankfeed.storage.safe_names import check_data_name, resolve_data_name
-from rankfeed.storage.truncation import check_shard_size
+from rankfeed.storage.mapped import check_shard_size
+from rankfeed.storage.untrusted import check_data_name, read_json, resolve_data_name
 
 _MAX_YAML_BYTES = 1 << 28
 #: Names that the patterns of one split may expand to.

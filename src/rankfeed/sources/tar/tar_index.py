@@ -23,7 +23,7 @@ from rankfeed.sources.tar.headers import BLOCK, TarMember, TarReader
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import decodable
 from rankfeed.storage.mapped import map_file
-from rankfeed.storage.safe_names import check_data_name
+from rankfeed.storage.untrusted import check_data_name
 
 Bytes8 = npt.NDArray[np.uint8]
 

@@ -23,7 +23,7 @@ from rankfeed.sources.tar.shard_list import list_shards
 from rankfeed.sources.tar.shards import Missing, ShardSet
 from rankfeed.sources.tar.tar_columns import Decode, SampleBatch, derived_of, schema_of
 from rankfeed.storage.data_files import DataFiles
-from rankfeed.storage.truncation import check_not_truncated
+from rankfeed.storage.mapped import check_not_truncated
 
 #: Smaller datasets stay in the page cache: announcing reads would only cost time.
 _PREFETCH_BYTES = 768 << 20

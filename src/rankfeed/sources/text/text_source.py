@@ -14,16 +14,13 @@ from rankfeed.columns.chunk_groups import ChunkGroups, by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, Columns, columns_from_buffers
 from rankfeed.errors import CorruptError, SourceError, listed
 from rankfeed.sources.arrow.arrow_columns import read_columns
-from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, logical_types_of, masks_of, roots_of
 from rankfeed.sources.formats import BOM, TextKind, text_files, text_kind
 from rankfeed.sources.paths import Paths, common_root, label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, even_blocks, reopen, starts_of
-from rankfeed.sources.text.csv_parser import CsvParser
-from rankfeed.sources.text.json_parser import JsonParser
-from rankfeed.sources.text.parser import Text, TextParser, types_by_name
+from rankfeed.sources.text.parsers import CsvParser, JsonParser, Text, TextParser, types_by_name
 from rankfeed.storage.checksum import digest_of
-from rankfeed.storage.file_errors import file_errors
+from rankfeed.storage.file_errors import arrow_errors, file_errors
 
 #: Decompressed bytes that are read into memory; larger files must be packed.
 LIMIT = 256 << 20

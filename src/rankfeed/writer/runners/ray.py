@@ -15,8 +15,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+from rankfeed._util.imports import need
 from rankfeed.errors import WriteError, describe_error, listed
-from rankfeed.sources.extras import need
 from rankfeed.writer.runners import picklable_error
 from rankfeed.writer.staging import Part
 from rankfeed.writer.tasks import WriteJob, WriteTask, run_task

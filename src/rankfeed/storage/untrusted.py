@@ -1,14 +1,22 @@
-"""Untrusted names: those read from data must not lead out of the directory of the data.
+"""Untrusted input: names of files that are read from data, and JSON files that come with data.
 
-Checked for every name in a manifest, descriptor, index or archive, whether or not a file of that name is opened.
-Symbolic links on disk are followed for reading: the caches of model hubs consist of them.
+A name must not lead out of the directory of the data. It is checked in a manifest, descriptor, index or archive,
+whether or not a file of that name is opened. Symbolic links on disk are followed for reading: the caches of model
+hubs consist of them.
 """
 
 import os
 import re
+from typing import TypeVar
 
-from rankfeed.errors import UnsafeError, printable
+import msgspec
 
+from rankfeed.errors import CorruptError, UnsafeError, printable
+from rankfeed.storage.file_errors import file_errors
+
+_Struct = TypeVar("_Struct")
+#: Size of a JSON file.
+_MAX_JSON_BYTES = 1 << 30
 _UNSAFE = re.compile(
     rb"\A\Z|\0"  # empty, or no valid name
     rb"|\A[/\\]"  # absolute
@@ -38,3 +46,12 @@ def resolve_data_name(folder: str | os.PathLike[str], name: str, where: object) 
     """The path of a file that is named in the data, relative to ``folder``; raises UnsafeError."""
     check_data_name(name, where)
     return os.path.join(folder, os.path.normpath(name))
+
+
+def read_json(path: str | os.PathLike[str], kind: type[_Struct]) -> _Struct:
+    """The content of a JSON file as a typed struct."""
+    with file_errors(path, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if os.stat(path).st_size > _MAX_JSON_BYTES:
+            raise CorruptError("the index is too large", where=path, expected=f"up to {_MAX_JSON_BYTES} bytes")
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(), type=kind)

@@ -1,4 +1,4 @@
-"""Importing functions that are named on a command line."""
+"""Imports of functions that are named on a command line, and of optional libraries."""
 
 import sys
 from collections.abc import Callable
@@ -8,6 +8,8 @@ from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from rankfeed.errors import MissingExtraError
 
 
 def import_function(name: str) -> Callable[..., Any]:
@@ -38,3 +40,17 @@ def _import_file(file: Path) -> ModuleType:
     sys.modules[spec.name] = module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def need(module: str, extra: str) -> Any:
+    """Import a module of an optional dependency; a MissingExtraError names the extra if it is not installed."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise  # installed, but one of its own dependencies is missing
+        raise MissingExtraError(
+            f"{module} is not installed",
+            expected=f"the extra {extra!r}",
+            remedy=f"pip install 'rankfeed[{extra}]'",
+        ) from error

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rankfeed._util.functions import import_function
+from rankfeed._util.imports import import_function
 
 
 @pytest.fixture(autouse=True)
