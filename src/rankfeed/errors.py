@@ -205,10 +205,3 @@ class LockstepError(RankfeedError):
     """A rank of a running job failed, ended before its peers, or blocks them; raised on all of them."""
 
     rank: int = -1  # the rank at fault; -1 if unknown
-
-
-class RemoteTraceback(Exception):
-    """Traceback of another process, as text: the cause of an error of a worker or of a build."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"

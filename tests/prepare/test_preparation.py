@@ -20,7 +20,8 @@ from tests.support.marks import slow
 from tests.support.prepared import build, control
 
 import rankfeed as rf
-from rankfeed.errors import ArgumentError, PrepareError, RemoteTraceback
+from rankfeed._util.remote_traceback import RemoteTraceback
+from rankfeed.errors import ArgumentError, PrepareError
 from rankfeed.prepare.build import BuildAttempt, raise_failure
 from rankfeed.prepare.inputs import key_with_inputs
 from rankfeed.prepare.marker import MARKER_NAME, changed_files

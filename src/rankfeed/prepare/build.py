@@ -11,7 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from rankfeed.errors import PrepareError, RemoteTraceback
+from rankfeed._util.remote_traceback import RemoteTraceback
+from rankfeed.errors import PrepareError
 from rankfeed.prepare.marker import inspect_dir, refuse_foreign_files, write_marker
 from rankfeed.prepare.swap import BUILD_PREFIX, control_dir, discard, may_write, remove, remove_leftovers, swap_dir
 from rankfeed.storage.commit import remove_temporaries

@@ -18,10 +18,11 @@ from typing import Any
 from weakref import WeakSet
 
 from rankfeed._util.pickling import dumps
+from rankfeed._util.remote_traceback import RemoteTraceback
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.workers.channel import Channel, PeerGoneError, poll_descriptors
 from rankfeed._util.workers.server import MESSAGE_BYTES
-from rankfeed.errors import RemoteTraceback, WorkerError
+from rankfeed.errors import WorkerError
 
 _log = logging.getLogger("rankfeed")
 #: Seconds that a request to the server takes at most, and its imports (torch, from a network disk).

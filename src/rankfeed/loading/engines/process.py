@@ -18,10 +18,11 @@ from typing import Any
 
 from rankfeed._util.native import native_library
 from rankfeed._util.pickling import main_classes
+from rankfeed._util.remote_traceback import RemoteTraceback
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.threads import DaemonPool
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, WorkerPool, is_supported
-from rankfeed.errors import ArgumentError, RankfeedError, RemoteTraceback, StreamError, WorkerError, safe_str
+from rankfeed.errors import ArgumentError, RankfeedError, StreamError, WorkerError, safe_str
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
 from rankfeed.loading.engines.messages import SerializedBatch, receive, serialize
 from rankfeed.loading.engines.regions import BorrowedRegions, RegionPool

@@ -1,0 +1,8 @@
+"""The traceback of an error of another process."""
+
+
+class RemoteTraceback(Exception):
+    """Traceback in a worker or in the process that builds, as text; the cause of the error raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
