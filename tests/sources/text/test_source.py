@@ -18,6 +18,7 @@ from tests.support.values import column_of, plain, samples_of
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
+from rankfeed.sources.formats import text_kind
 from rankfeed.sources.text import text_source
 from rankfeed.sources.text.parsers import JsonParser, Text
 from rankfeed.sources.text.text_source import JsonlSource, is_large, rows
@@ -266,10 +267,10 @@ def test_a_cut_gzip_is_named(keep: int, jsonl: Path, tmp_path: Path) -> None:
 def test_what_a_file_is_is_found_by_looking(name: str, content: bytes, kind: str | None, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    assert text_source.kind_of(path) == kind
+    assert text_kind(path) == kind
     (tmp_path / "other.bin").write_bytes(b"\0")
-    assert text_source.kind_of(tmp_path) is None  # a folder that holds other files too
-    assert text_source.kind_of(tmp_path / "nothing.csv") is None
+    assert text_kind(tmp_path) is None  # a folder that holds other files too
+    assert text_kind(tmp_path / "nothing.csv") is None
 
 
 # Streams.
