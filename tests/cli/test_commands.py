@@ -332,9 +332,11 @@ def test_verify_explains_steps_and_uneven_batches() -> None:
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_plan_that_does_not_hold_fails(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    from rankfeed.diagnostics.findings import finding
     from rankfeed.diagnostics.verify.plans import PlanVerdict
 
-    broken = PlanVerdict(True, deliveries=3, steps=(4, 5), missing=1, repeated=0, left_out=0, uneven=2)
+    lack = finding("missing-samples", "error", "samples of the plan are not delivered")
+    broken = PlanVerdict(True, 3, steps=(4, 5), missing=1, repeated=0, left_out=0, uneven=2, findings=(lack,))
     monkeypatch.setattr("rankfeed.diagnostics.verify_plan", lambda *arguments, **options: broken)
     done = rankfeed("verify", "--samples", "4", *(["--json"] if as_json else []))
     assert done.returncode == 1
