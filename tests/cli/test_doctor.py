@@ -52,14 +52,3 @@ def test_what_the_loader_prints_is_no_part_of_the_document(tmp_path: Path) -> No
     options = ("--ranks", "1", "--workers", "1", "--other-ranks", "1", "--epochs", "1", "--start-method", "fork")
     done = doctor(tmp_path, factory, *options, "--json")
     assert (done.returncode, json.loads(done.stdout)["verdict"]) == (0, "sound"), done.stderr
-
-
-@pytest.mark.parametrize("statement", ["raise ValueError('no data')", "import sys; sys.exit(0)"])
-def test_a_module_that_cannot_be_imported_ends_with_status_2_and_one_document(
-    statement: str, tmp_path: Path
-) -> None:
-    (tmp_path / "broken.py").write_text(statement)
-    done = doctor(tmp_path, "broken:train", "--json")
-    document = json.loads(done.stdout)
-    assert (done.returncode, document["ok"]) == (2, False)
-    assert document["error"] == "the factory cannot be imported"
