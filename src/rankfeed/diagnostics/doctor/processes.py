@@ -29,7 +29,7 @@ _PRELOAD = (
     "torch.multiprocessing",
     "torch.utils.data",
     "psutil",
-    "rankfeed.diagnostics.doctor.orphans",
+    "rankfeed._util.workers.orphans",
     "rankfeed.diagnostics.doctor.rank",
 )
 #: Runs are one after another, so that all descendants of the servers belong to one run.

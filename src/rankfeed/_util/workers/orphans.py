@@ -1,7 +1,7 @@
 """Importing this module makes a process adopt the orphans among its descendants, as init does otherwise.
 
-The servers that ranks are forked from import it, so that every process that a rank starts, also one in a session
-of its own or without environment, stays a descendant of a server after the rank has ended.
+The servers of the doctor's ranks import it, so that every process that a rank starts, also one in a session of its
+own or without environment, stays a descendant of a server after the rank has ended.
 """
 
 import ctypes
