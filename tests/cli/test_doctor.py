@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.diagnostics.jobs import bad_factories
 
 COMMAND = [sys.executable, "-c", "from rankfeed.cli import main; main()", "doctor"]
 PIPELINE = """
@@ -43,3 +44,11 @@ def test_arguments_that_cannot_be_meant_end_with_status_2(tmp_path: Path) -> Non
     done = doctor(tmp_path, "nothing")
     assert done.returncode == 2
     assert "names no function" in done.stderr
+
+
+def test_what_the_loader_prints_is_no_part_of_the_document(tmp_path: Path) -> None:
+    """Of the factory, of workers, of their subprocesses, by print and by descriptor."""
+    factory = f"{bad_factories.__file__}:prints"
+    options = ("--ranks", "1", "--workers", "1", "--other-ranks", "1", "--epochs", "1", "--start-method", "fork")
+    done = doctor(tmp_path, factory, *options, "--json")
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (0, "sound"), done.stderr

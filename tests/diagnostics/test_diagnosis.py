@@ -71,7 +71,7 @@ def log(
     ranks = []
     for rank in range(this.ranks):
         each = RankLog(rank)
-        lines: list[Record] = [Event("ready"), built or Built(seconds=0.1)]
+        lines: list[Record] = [built or Built(seconds=0.1)]
         for epoch in range(this.epochs):
             lines.append(Event("epoch", epoch))
             dealt = deal(rank, epoch, this.ranks, this.workers)

@@ -36,17 +36,13 @@ def severe(found: Examination) -> list[str]:
 
 
 def left() -> list[psutil.Process]:
-    """Processes of any examination."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(OSError):
-            if b"RANKFEED_EXAMINATION" in Path(f"/proc/{process.pid}/environ").read_bytes():
-                found.append(process)
+    """Processes of any examination: all descendants of this process that have not ended."""
+    running = []
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if child.status() != psutil.STATUS_ZOMBIE:
-                found.append(child)
-    return found
+                running.append(child)
+    return running
 
 
 #: Pipeline of this folder or of the zoo, verdict, the first finding, options. The zoo has a row for each disease.

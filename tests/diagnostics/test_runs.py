@@ -17,6 +17,7 @@ from tests.diagnostics.ledger_jobs import Job, random_job
 import rankfeed as rf
 from rankfeed.diagnostics import RunVerdict, verify_run
 from rankfeed.errors import SourceError
+from rankfeed.storage import ledger
 from rankfeed.storage.ledger import PassHeader, decode_ledger, encode_header
 
 
@@ -213,6 +214,25 @@ def test_an_order_of_a_later_version_proves_nothing(tmp_path: Path) -> None:
     assert verdict.sound is None
     assert codes(verdict)["damaged-ledger"] == "unproven"
     assert "invalid order" in str(verdict)
+
+
+@pytest.mark.parametrize("version", [0, 2, 2**64 - 1])
+def test_a_ledger_of_another_format_version_is_not_proven_and_not_called_damaged(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        context.setattr(ledger, "VERSION", version)
+        Job(tmp_path, rf.Plan(100)).launch(1, 10, [(0, 0, [10]), (1, 0, [10])])
+    verdict = verify_run(tmp_path)
+    assert verdict.sound is None
+    assert codes(verdict) == {"other-version": "unproven"}
+    assert f"offset 0: version {version} of the format, expected 1" in str(verdict)
+    assert "with the version of rankfeed that wrote it" in str(verdict)
+
+
+def test_a_ledger_that_cannot_be_read_is_no_job_without_a_step(tmp_path: Path) -> None:
+    (tmp_path / "x.rankfeed-ledger").write_bytes(bytes(320))
+    assert codes(verify_run(tmp_path)) == {"damaged-ledger": "unproven"}
 
 
 def test_a_trillion_samples_are_arithmetic(tmp_path: Path) -> None:

@@ -18,7 +18,17 @@ LOCAL = " (of a sample)"
 
 
 def columns(batch: Any, rows: int | None = None) -> dict[str, Column]:
-    """Fields with one entry for each of ``rows`` (if known) rows, by path; empty if the batch has none."""
+    """Fields with one entry for each of ``rows`` (if known) rows, by path; empty if the batch has none.
+
+    A batch that contains itself, or is nested without end, has none.
+    """
+    try:
+        return _columns(batch, rows)
+    except RecursionError:
+        return {}
+
+
+def _columns(batch: Any, rows: int | None) -> dict[str, Column]:
     if (samples := _samples(batch, rows)) is not None:
         opened = [dict(_leaves(sample)) for sample in samples]
         names = dict.fromkeys(name for each in opened for name in each)

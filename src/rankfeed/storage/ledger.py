@@ -89,6 +89,7 @@ class DamagedBytes:
     nbytes: int
     torn: bool = False  # an incomplete record at the end: the process died while it wrote
     why: str = ""
+    version: int | None = None  # of the format, if another release wrote the rest of the ledger
 
 
 def encode_header(number: int, content: PassInfo) -> tuple[bytes, int]:
@@ -132,6 +133,8 @@ def decode_ledger(file: BinaryIO) -> Iterator[PassHeader | StepRecord | DamagedB
                 yield DamagedBytes(offset - bad, bad)
             bad = 0
             yield record
+            if isinstance(record, DamagedBytes) and record.version is not None:
+                return
         offset += size
     if bad:
         yield DamagedBytes(offset - bad, bad)
@@ -147,7 +150,7 @@ def _read_header(
     payload = file.read(length)
     if len(payload) == length and check == _check(number, payload, version):
         if version != VERSION:
-            return DamagedBytes(offset, SLOT + length, why=f"version {version}, expected {VERSION}"), SLOT + length
+            return DamagedBytes(offset, SLOT + length, version=version), SLOT + length
         try:
             content = msgspec.json.decode(payload, type=PassInfo)
         except (msgspec.DecodeError, RecursionError) as error:

@@ -91,6 +91,10 @@ class Server:
     def is_alive(self) -> bool:
         return not self._has_failed and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def is_ready(self, seconds: float) -> bool:
         """Whether its imports are done, after waiting at most ``seconds``."""
         if not self._is_ready and _is_readable(self._socket.fileno(), seconds):
@@ -236,6 +240,11 @@ class WorkerPool:
     def is_mine(self) -> bool:
         """Whether this process created the pool, and not one that it was forked from."""
         return self._owner == os.getpid()
+
+    @property
+    def server_pid(self) -> int:
+        """Process of which all that the workers start are descendants, also after a worker has ended."""
+        return _server_of(self._preload).pid
 
     def start(self, count: int, seconds: float) -> bool:
         """Start the missing ones of ``count`` workers; whether all are ready in time. Raises WorkerError."""

@@ -15,15 +15,16 @@ from xxhash import xxh3_64_hexdigest
 
 from rankfeed._util.process_info import private_bytes
 from rankfeed.diagnostics.doctor.records import Built, Moved, Sizes
-from rankfeed.diagnostics.samplers import dataloaders, samplers_of, traits_of
+from rankfeed.diagnostics.samplers import attribute, dataloaders, samplers_of, traits_of
 
 
 def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> Built:
     """What a loader's attributes say; `seconds` and `grown` (bytes) are what its factory took."""
-    dataset = getattr(loader, "dataset", getattr(loader, "source", None))
+    dataset = attribute(loader, "dataset")
+    dataset = attribute(loader, "source") if dataset is None else dataset
     samplers = samplers_of(loader)
-    workers = getattr(loader, "num_workers", None)
-    fingerprint = getattr(dataset, "fingerprint", None)
+    workers = attribute(loader, "num_workers")
+    fingerprint = attribute(dataset, "fingerprint")
     spawned = bool(workers) and start_method != "fork" and dataset is not None
     return Built(
         seconds=seconds,
@@ -34,11 +35,13 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
         fingerprint=fingerprint if isinstance(fingerprint, str) else None,
         workers=workers if isinstance(workers, int) else None,
         cuts_one_dataset=any(
-            getattr(each, name, 1) != 1 for each in samplers for name in ("num_replicas", "num_processes")
+            attribute(each, name) not in (None, 1)
+            for each in samplers
+            for name in ("num_replicas", "num_processes")
         ),
         persistent=any(each.persistent_workers for each in dataloaders(loader)),
         traits=traits_of(loader),
-        resumes=all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")),
+        resumes=all(callable(attribute(loader, name)) for name in ("state_dict", "load_state_dict")),
         elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
         pickled=_pickled(dataset) if spawned else None,
     )
@@ -53,8 +56,8 @@ def without_workers(loader: Any) -> None:
 
 def set_epoch(loader: Any, epoch: int) -> None:
     """Call `set_epoch` wherever a careful training loop would."""
-    places = (loader, *samplers_of(loader), getattr(loader, "dataset", None))
-    for each in {id(each): each for each in places if callable(getattr(each, "set_epoch", None))}.values():
+    places = (loader, *samplers_of(loader), attribute(loader, "dataset"))
+    for each in {id(each): each for each in places if callable(attribute(each, "set_epoch"))}.values():
         each.set_epoch(epoch)
 
 
@@ -63,7 +66,7 @@ def subset(loader: Any) -> list[int] | None:
     import torch
 
     indices: list[int] | None = None
-    dataset = getattr(loader, "dataset", None)
+    dataset = attribute(loader, "dataset")
     while isinstance(dataset, torch.utils.data.Subset):
         own = [int(each) for each in dataset.indices]
         indices = own if indices is None else [own[each] for each in indices]

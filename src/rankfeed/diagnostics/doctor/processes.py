@@ -6,6 +6,7 @@ import select
 import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ from rankfeed._util.workers import Payload, PeerGoneError, WorkerPool
 from rankfeed._util.workers.channel import poll_descriptors
 from rankfeed._util.workers.pool import Worker
 from rankfeed.diagnostics.doctor.rank import run_rank
-from rankfeed.diagnostics.doctor.records import Job, RankLog, RunFailure, RunLog
+from rankfeed.diagnostics.doctor.records import START, Job, RankLog, RunFailure, RunLog
 from rankfeed.errors import WorkerError
 
 #: What is imported once, before ranks are forked.
@@ -28,12 +29,13 @@ _PRELOAD = (
     "torch.multiprocessing",
     "torch.utils.data",
     "psutil",
+    "rankfeed._util.workers.orphans",
     "rankfeed.diagnostics.doctor.rank",
 )
-#: Environment variable of all processes of a run, by which they are found even in a session of their own.
-_MARK = "RANKFEED_EXAMINATION"
+#: Runs are one after another, so that all descendants of the servers belong to one run.
+_one_run = threading.Lock()
 #: Seconds that imports of torch may take, and that ranks may take to find each other on a busy machine.
-_IMPORT, _START = 900.0, 300.0
+_IMPORT, _CONNECT = 900.0, 300.0
 #: Seconds that ranks may take to end once all is read, and that others are waited for after a failure.
 _LEAVE, _AFTER_A_FAILURE = 5.0, 5.0
 #: Lines of output that are kept, bytes that are looked at, and bytes on disk, above which the file is emptied.
@@ -90,6 +92,7 @@ def run_job(job: Job, preload: Sequence[str] = ()) -> RunLog:
     """Run a job to its end, or until a rank takes too long; `preload` is imported before ranks are forked."""
     log = RunLog(job, [RankLog(rank) for rank in range(job.ranks)])
     with (
+        _one_run,
         tempfile.TemporaryDirectory(prefix="rankfeed-doctor-", ignore_cleanup_errors=True) as folder,
         _started(log, Path(folder), preload) as running,
     ):
@@ -105,7 +108,7 @@ def _find_hanging(running: Sequence[RankProcess], job: Job) -> None:
     failed = any(each.log.failure is not None for each in running)
     for each in (each for each in running if each.is_awaited):
         each.keep_output_small()
-        limit = _START if each.log.phase == "starting" else job.timeout + job.step_seconds
+        limit = _CONNECT if each.log.phase == START else job.timeout + job.step_seconds
         limit = min(limit, _AFTER_A_FAILURE) if failed else limit
         silent = time.monotonic() - each.heard
         if silent > limit:
@@ -119,7 +122,7 @@ def _started(log: RunLog, folder: Path, preload: Sequence[str]) -> Iterator[list
 
     Odd ranks are forked from another server than even ones, so that hashes of text differ as between machines.
     """
-    mark, port = os.urandom(16).hex(), _free_port()
+    port = _free_port()
     payload = Payload(partial(run_rank, log.job))
     pools = [WorkerPool(payload, (*_PRELOAD, *preload, *also)) for also in ([], ["numpy"])[: log.job.ranks]]
     running: list[RankProcess] = []
@@ -132,14 +135,13 @@ def _started(log: RunLog, folder: Path, preload: Sequence[str]) -> Iterator[list
         for rank in log.ranks:
             worker = pools[rank.rank % 2].workers[rank.rank // 2]
             running.append(RankProcess(rank, worker, folder / f"{rank.rank}.txt"))
-            environ = _environ(rank.rank, log.job, port) | {_MARK: mark}
+            environ = _environ(rank.rank, log.job, port)
             worker.channel.send(pickle.dumps((rank.rank, environ, str(running[-1].output))))
         yield running
         _let_end(running)
     finally:
-        sessions = {worker.pid for pool in pools for worker in pool.workers}
-        _end_all(sessions, mark)
         for pool in pools:
+            _end_descendants(pool.server_pid)
             pool.close()
 
 
@@ -155,28 +157,30 @@ def _let_end(running: Sequence[RankProcess]) -> None:
         each.worker.channel.poll(max(0.0, deadline - time.monotonic()))
 
 
-def _end_all(sessions: set[int], mark: str) -> None:
-    """Kill all processes of these sessions or with the mark.
+def _end_descendants(server: int) -> None:
+    """Kill the ranks and all processes that they started.
 
     Python's resource trackers get time to remove what killed processes left.
     """
     for pause in (0.0, 0.05, 0.2, 1.0):
         time.sleep(pause)
-        left = [each for each in psutil.process_iter() if _belongs(each.pid, sessions, mark)]
-        for each in left:
+        alive = []
+        with suppress(psutil.NoSuchProcess):
+            alive = psutil.Process(server).children(recursive=True)
+        for process in alive:
             with suppress(psutil.Error):
-                if pause >= 1 or not any("resource_tracker" in part for part in each.cmdline()):
-                    each.kill()
-        if not left:
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if pause >= 1 or not any("resource_tracker" in part for part in process.cmdline()):
+                    process.kill()
+        if all(map(_has_ended, alive)):
             return
 
 
-def _belongs(pid: int, sessions: set[int], mark: str) -> bool:
-    with suppress(OSError, psutil.Error):
-        if os.getsid(pid) in sessions:
-            return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-        return f"{_MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
-    return False
+def _has_ended(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    return True
 
 
 def _environ(rank: int, job: Job, port: int) -> dict[str, str]:

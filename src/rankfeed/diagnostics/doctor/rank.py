@@ -5,6 +5,7 @@ import faulthandler
 import gc
 import inspect
 import io
+import multiprocessing
 import os
 import pickle
 import signal
@@ -26,10 +27,12 @@ from rankfeed.diagnostics.doctor import rows as shapes
 from rankfeed.diagnostics.doctor.records import (
     IDS,
     IMPORT,
+    START,
     STATE,
     Built,
     Event,
     Job,
+    Phase,
     Record,
     RowKey,
     RunFailure,
@@ -37,11 +40,14 @@ from rankfeed.diagnostics.doctor.records import (
 )
 from rankfeed.diagnostics.doctor.rereading import BATCHES, reread
 from rankfeed.diagnostics.keys import USUAL, Key, ids_in, key_array, required_ids
+from rankfeed.diagnostics.samplers import attribute
 from rankfeed.diagnostics.tagged import Tagged, record
 from rankfeed.errors import AuditError, safe_str
 
-#: Longer text is reported as a digest.
-_LONG = 200
+#: Longer text is reported as a digest; characters of a line that is shown.
+_LONG, _LINE = 200, 500
+#: Modules that call the user's code, which tracebacks leave out.
+_CALLERS = (__name__, import_function.__module__, "importlib")
 #: Bytes of data above which a dataset is not copied.
 _COPIED = 256 << 20
 #: Seconds between measurements of memory, and how much longer than a measurement the pause is.
@@ -58,6 +64,8 @@ def run_rank(job: Job, message: bytearray, channel: Channel) -> None:
     for descriptor in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
     os.environ.update(environ)
+    # Where processes that are killed leave their sockets: a directory that is deleted after the run.
+    multiprocessing.current_process()._config["tempdir"] = os.path.dirname(output)  # type: ignore[attr-defined]
     np.random.seed()  # as in a process that begins; Python's own generator does so by itself
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     read(job, rank, lambda record: channel.send(pickle.dumps(record)))
@@ -75,10 +83,19 @@ def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
         ours = reader.phase == IDS and isinstance(error, AuditError)
         text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()
         repeated = ours or "\nOriginal Traceback" in text  # of a DataLoader's worker
-        trace = [] if repeated else _encodable("".join(traceback.format_exception(error))).splitlines()
+        trace = [] if repeated else _trace(error)
         if len(text) > 2000:  # the error that a worker raised comes after its traceback
             text = f"{text[:200]}\n  ...\n{text[-1800:].partition(chr(10))[2] or text[-1800:]}"
-        report(RunFailure("raised", reader.phase, text, trace[-10:]))
+        report(RunFailure("raised", reader.phase, text, [line[:_LINE] for line in trace[-10:]]))
+
+
+def _trace(error: BaseException) -> list[str]:
+    """The lines of a traceback from the user's code on; empty if the error was not raised there."""
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_globals.get("__name__", "").startswith(_CALLERS):
+        first = first.tb_next
+    lines = traceback.format_exception(type(error), error, first) if first is not None else []
+    return _encodable("".join(lines)).splitlines()
 
 
 class LoaderReader:
@@ -86,7 +103,7 @@ class LoaderReader:
 
     def __init__(self, job: Job, rank: int, report: Callable[[Record], object]) -> None:
         self.job, self.rank, self.report = job, rank, report
-        self.phase = "starting"
+        self.phase = START
         self._key: Key | None = job.key
         self._subset: list[int] | None = None
         self._seconds_of_a_batch = 0.0  # the last one
@@ -106,26 +123,23 @@ class LoaderReader:
         torch.multiprocessing.set_start_method(self.job.start_method, force=True)
 
     def read(self) -> None:
-        self.phase = IMPORT
-        self.report(Event("ready"))
+        self._enter(IMPORT)
         factory = import_function(self.job.factory)
         gc.freeze()  # so that a collection in a forked worker does not copy these pages
-        self.phase = "in the factory"
         loader, built = self._build(factory, 0)
         self.report(built)
-        if self.job.set_epoch:
-            inspection.set_epoch(loader, 0)
+        self._set_epoch(loader, 0)
         if self.job.resume is not None:
             import torch
 
-            self.phase = STATE
+            self._enter(STATE)
             states = sorted(Path(self.job.resume).glob("*.pt"), key=lambda path: int(path.stem))
             loader.load_state_dict(torch.load(states[self.rank % len(states)], weights_only=False))
         for epoch in range(self.job.epochs):
             if epoch and "epoch" in _accepted(factory):
                 loader, _ = self._build(factory, epoch)
-            if epoch and self.job.set_epoch:
-                inspection.set_epoch(loader, epoch)
+            if epoch:
+                self._set_epoch(loader, epoch)
             self.report(Event("epoch", epoch))
             self.report(inspection.sizes(self.memory.bytes()))
             whole = self._epoch(loader, epoch, length=built.length, resumes=built.resumes and not epoch)
@@ -133,13 +147,23 @@ class LoaderReader:
             if not whole:
                 return
         if self.job.reads_again:
-            self.phase = "reading batches again"
+            self._enter("reading batches again")
             for again in reread(loader, self._seconds_of_a_batch, copies=built.bytes < _COPIED):
                 self.report(again)
+
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
+        self.report(Phase(phase))
+
+    def _set_epoch(self, loader: Any, epoch: int) -> None:
+        if self.job.set_epoch:
+            self._enter(f"calling set_epoch({epoch})")
+            inspection.set_epoch(loader, epoch)
 
     def _build(self, factory: Callable[..., Any], epoch: int) -> tuple[Any, Built]:
         from torch.utils.data import DataLoader
 
+        self._enter("in the factory")
         job, accepted = self.job, _accepted(factory)
         known: dict[str, Any] = {"num_workers": job.workers, "workers": job.workers, "epoch": epoch}
         known |= {"rank": self.rank, "world_size": job.ranks, "start_method": job.start_method}
@@ -150,11 +174,12 @@ class LoaderReader:
         match loader:
             case (batches, key) if isinstance(loader, tuple) and isinstance(batches, Iterable) and _is_key(key):
                 loader, self._key = batches, key if self._key is None else self._key
-        if isinstance(loader, Mapping) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+        if isinstance(loader, (Mapping, str, bytes)) or not iterable:
             raise TypeError(f"the factory returned no iterable of batches but {type(loader).__name__}")
         if isinstance(loader, (tuple, list)) and any(isinstance(each, DataLoader) for each in loader):
             raise TypeError(f"the factory returned {len(loader)} things, with loaders among them: return one")
-        if self._key is None and isinstance(own := getattr(loader, "id_column", None), str):
+        if self._key is None and isinstance(own := attribute(loader, "id_column"), str):
             self._key = own
         self._ours = type(loader).__module__.startswith("rankfeed.")
         if not job.workers:
@@ -167,7 +192,7 @@ class LoaderReader:
     def _epoch(self, loader: Any, epoch: int, *, length: int | None, resumes: bool) -> bool:
         """Read an epoch; whether to its end."""
         job, deadline = self.job, time.monotonic() + self.job.max_seconds
-        self.phase = f"in epoch {epoch}, step 0"
+        self._enter(f"in epoch {epoch}, step 0")
         handles = inspection.Handles() if job.start_method == "fork" and not epoch else None
         state: bytes | None = None
         start = time.perf_counter()
@@ -180,11 +205,11 @@ class LoaderReader:
             if steps > job.max_steps or time.monotonic() > deadline:
                 return False
             self.report(self._step(batch, waited))
-            self.phase = f"in epoch {epoch}, step {steps}"
             if handles is not None and steps in (1, 4):
                 handles.look_at_children()
             wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
             state = self._state(loader) if wanted else None
+            self._enter(f"in epoch {epoch}, step {steps}")
             if (now := time.monotonic()) > self._measure_at:
                 self.report(inspection.sizes(self.memory.bytes()))
                 after = time.monotonic()
@@ -197,12 +222,17 @@ class LoaderReader:
         return True
 
     def _state(self, loader: Any) -> bytes | None:
+        """The state of a loader; None if it wraps something that has none."""
         import torch
 
+        self._enter("taking the state")
+        try:
+            state = loader.state_dict()
+        except (AttributeError, NotImplementedError):
+            return None
         content = io.BytesIO()
-        with suppress(AttributeError, NotImplementedError):  # of a wrapper around something that has none
-            torch.save(loader.state_dict(), content)
-        return content.getvalue() or None
+        torch.save(state, content)
+        return content.getvalue()
 
     def _step(self, batch: Any, waited: float) -> Step:
         origin = batch if isinstance(batch, Tagged) else Tagged(batch, None)

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from rankfeed.diagnostics.deliveries import LoaderTraits
 
-#: Phases of a rank: before the factory is imported, while a state is loaded, and while ids are read.
-IMPORT, STATE, IDS = "importing the factory", "loading the state", "reading the ids"
+#: Phases of a rank that decide what a failure means.
+START, IMPORT, STATE, IDS = "starting", "importing the factory", "loading the state", "reading the ids"
 #: What identifies a row: its id, its index in the dataset, or a hash.
 RowKey = int | str
 
@@ -38,11 +38,18 @@ class Job:
 
 @dataclass(frozen=True)
 class Event:
-    """What a rank has reached: ready to call the factory, an epoch or its end, a state to resume from."""
+    """What a rank has reached: an epoch or its end, a state to resume from."""
 
-    name: Literal["ready", "epoch", "whole", "cut", "state", "done"]
+    name: Literal["epoch", "whole", "cut", "state", "done"]
     #: The number of the epoch, or of the steps before the state; the last state holds.
     value: int = 0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a rank does from now on."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -175,7 +182,7 @@ class RunFailure:
     root: bool = True
 
 
-Record = Event | Built | Step | Sizes | Moved | ReadAgain | CollatedAlone | RunFailure
+Record = Phase | Event | Built | Step | Sizes | Moved | ReadAgain | CollatedAlone | RunFailure
 
 
 @dataclass
@@ -220,7 +227,7 @@ class RankLog:
     state_after: int | None = None
     failure: RunFailure | None = None
     done: bool = False
-    phase: str = "starting"
+    phase: str = START
 
     @property
     def whole(self) -> list[EpochLog]:
@@ -229,14 +236,12 @@ class RankLog:
 
     def add(self, record: Record) -> None:
         match record:
-            case Event("ready"):
-                self.phase = "calling the factory"
+            case Phase(name):
+                self.phase = name
             case Event("epoch", epoch):
                 self.epochs.append(EpochLog(epoch))
-                self.phase = f"epoch {epoch}, waiting for the first batch"
             case Event("whole" | "cut" as name):
                 self.epochs[-1].whole, self.epochs[-1].cut = name == "whole", name == "cut"
-                self.phase = f"after epoch {self.epochs[-1].epoch}"
             case Event("state", step):
                 self.state_after = step
             case Event("done"):
@@ -245,7 +250,6 @@ class RankLog:
                 self.built = self.built or record
             case Step():
                 self.epochs[-1].steps.append(record)
-                self.phase = f"epoch {self.epochs[-1].epoch}, waiting for step {len(self.epochs[-1].steps)}"
             case Sizes():
                 self.epochs[-1].sizes.append(record)
             case Moved():

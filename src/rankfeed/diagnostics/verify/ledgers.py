@@ -13,7 +13,7 @@ from typing import Any
 from rankfeed.diagnostics.findings import Finding, Severity
 from rankfeed.errors import ArgumentError, PlanError, SourceError, TopologyError
 from rankfeed.plan import Coverage, PositionOrder, Schedule
-from rankfeed.storage.ledger import SUFFIX, DamagedBytes, PassHeader, PassInfo, StepRecord, decode_ledger
+from rankfeed.storage.ledger import SUFFIX, VERSION, DamagedBytes, PassHeader, PassInfo, StepRecord, decode_ledger
 
 
 @dataclass
@@ -109,6 +109,14 @@ def parse_ledger(path: Path) -> ParsedLedger:
                     if each.torn:
                         what = "a ledger ends within a record: its process was killed while writing"
                         ledger.add("killed-while-writing", "note", what)
+                    elif each.version is not None:
+                        ledger.add(
+                            "other-version",
+                            "unproven",
+                            "another version of rankfeed wrote a ledger, so that deliveries are not known",
+                            f", offset {each.offset}: version {each.version} of the format, expected {VERSION}",
+                            "verify it with the version of rankfeed that wrote it",
+                        )
                     else:
                         why = f": {each.why}" if each.why else ""
                         ledger.damage(each.offset, f"{each.nbytes} bytes are neither a header nor a step{why}")

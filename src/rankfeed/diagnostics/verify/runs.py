@@ -25,6 +25,8 @@ from rankfeed.plan import Coverage, Gap
 
 #: Clocks of different hosts may differ by this, in nanoseconds.
 _SKEW = 10 * 10**9
+#: Findings about ledgers that lack deliveries.
+_INCOMPLETE = ("damaged-ledger", "other-version", "killed-while-writing")
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ def verify_run(
     folder, limit = check_path("folder", folder), check_int("limit", limit, at_least=0)
     ledgers, others = read_folder(folder, check_callable("progress", progress))
     findings = [finding for ledger in ledgers for finding in ledger.findings]
-    damaged = any(finding.code in ("damaged-ledger", "killed-while-writing") for finding in findings)
+    damaged = any(finding.code in _INCOMPLETE for finding in findings)
     if others:
         findings.append(Finding("other-files", "note", "some files are no ledgers", (listed(others, 8),)))
     streams: dict[str, list[LedgerPass]] = {}
@@ -197,7 +199,7 @@ def verify_run(
         loader, more = _loader(passes, limit, damaged)
         loaders.append(loader)
         findings += more
-    if not streams:
+    if not streams and not any(finding.severity == "unproven" for finding in findings):
         what = "no ledger contains a delivery: no process came to its first step"
         findings.append(Finding("nothing-recorded", "unproven", what))
     return RunVerdict(folder, len(ledgers), loaders, merged(findings))
