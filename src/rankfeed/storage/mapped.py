@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.native import native_library
+from rankfeed._util.signals import reraise_interrupt
 from rankfeed.errors import CorruptError
 from rankfeed.storage.file_errors import file_errors
 
@@ -141,6 +142,7 @@ def check_not_truncated(file: Any, where: str | os.PathLike[str]) -> None:
         elif not file.is_lost:
             return
     except OSError as error:  # another host removed it from a network file system
+        reraise_interrupt(error)
         problem = error
     raise CorruptError(
         "a file was changed while it was in use",
