@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.diagnostics.test_diagnosis import Deal, alone, batched, codes, job, log, padded, shuffled, sound
 
+from rankfeed.diagnostics.doctor.consistency import renumbered
 from rankfeed.diagnostics.doctor.diagnosis import diagnose
 from rankfeed.diagnostics.doctor.records import Built, Step
 from rankfeed.diagnostics.findings import Finding
@@ -179,3 +180,37 @@ def test_subsets_that_differ_between_ranks_need_no_content() -> None:
     for rank in run.ranks:
         rank.built = subset(0)
     assert codes(diagnose([run], alone(sound, shape=augmented, built=subset(0)), cpus=4), notes=False) == []
+
+
+def in_a_set(at: Place) -> list[int]:
+    """The numbers of 12 classes in the process of a place."""
+    return shuffled(at[:2], 12)
+
+
+RENUMBERED: dict[str, Fields] = {
+    "in the order of a set": lambda i, at: {"x": i, "y": in_a_set(at)[i % 12]},
+    "in the order of a set, with noise": lambda i, at: {"x": number(i, at), "y": in_a_set(at)[i % 12]},
+}
+NOT_RENUMBERED: dict[str, Fields] = {
+    "in sorted order": lambda i, at: {"x": i, "y": i % 12},
+    "drawn by each rank at the start": lambda i, at: {"x": i, "y": split(at[:2], i) % 12},
+    "a factor of each class, drawn by each rank": lambda i, at: {"x": i, "t": number(at[:2], i % 12)},
+}
+
+
+@pytest.mark.parametrize("name", [*RENUMBERED, *NOT_RENUMBERED])
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_classes_that_have_other_numbers_in_other_processes(name: str, with_ids: bool) -> None:
+    fields = (RENUMBERED | NOT_RENUMBERED)[name]
+
+    def shape(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
+        rows = [fields(index, (*place, worker, row)) for row, index in enumerate(samples)]
+        columns = {key: [number(row[key]) for row in rows] for key in rows[0]}
+        keys = {"ids" if with_ids else "indices": [*samples]}
+        return Step(rows=len(samples), fields=columns, worker=worker, **keys)  # type: ignore[arg-type]
+
+    runs = [log(job(), sound, shape=shape), log(job(ranks=3, workers=0, epochs=2), sound, shape=shape, number=1)]
+    texts = [*renumbered([*alone(sound, shape=shape), *runs])]
+    assert bool(texts) is (name in RENUMBERED), texts
+    if texts:
+        assert ("differs-between-ranks", "error") in codes(diagnose(runs, alone(sound, shape=shape), cpus=4))

@@ -638,6 +638,9 @@ def test_an_error_in_a_configuration_that_was_not_asked_for_is_no_disease() -> N
         return codes(diagnose([log(job(), sound), other], alone(sound), 4))
 
     assert said(failed(job(start_method="spawn"), "PicklingError: lambda")) == [("factory-raises", "warning")]
+    later = log(job(start_method="spawn", epochs=1), sound)
+    later.ranks[0].failure, later.ranks[0].done = RunFailure("raised", "in epoch 0", "ValueError: corrupt"), False
+    assert said(later) == [("factory-raises", "unproven")]
     assert said(failed(job(ranks=3, workers=0), "ValueError: 2 shards")) == [("factory-raises", "unproven")]
     refused = failed(job(ranks=1, resume="here"), "StateError: 2 ranks", "loading the state")
     assert codes(diagnose([log(job(), sound)], alone(sound), 4, [refused])) == [("factory-raises", "note")]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from rankfeed.diagnostics.batch_columns import columns
 from rankfeed.diagnostics.doctor import rows as shapes
 from rankfeed.diagnostics.doctor.outcomes import changed_reads
-from rankfeed.diagnostics.doctor.pairs import collated_apart, rows_apart
+from rankfeed.diagnostics.doctor.pairs import collated_apart, exchanged_by_epoch, rows_apart
 from rankfeed.diagnostics.doctor.records import EpochLog, Job, RankLog, RunLog, Step
 from rankfeed.diagnostics.doctor.rereading import reread
 from rankfeed.diagnostics.tagged import record
@@ -411,3 +411,67 @@ def test_fields_that_do_not_belong_to_the_sample(name: str, anew: bool) -> None:
 
     share = by_rank_only if name == "another dataset" else alike
     assert [*rows_apart(*streams(mixed_anew(share) if anew else share, fields))] == []
+
+
+def drawn(order: list[int], at: int) -> random.Random:
+    return random.Random(hash((*order, at)))
+
+
+#: The fields of a row, by the order of its epoch and the place of the row in it.
+ByPlace = Callable[[list[int], int], dict[str, Any]]
+EXCHANGED: dict[str, ByPlace] = {
+    "images of the next batch": lambda order, at: {
+        "x": image(order[at + 10 if at < 110 else at]),
+        "y": order[at] % 7,
+    },
+    "images of the row before": lambda order, at: {"x": image(order[at - 1]), "y": order[at] % 7},
+    "both of the row before": lambda order, at: {"x": image(order[at - 1]), "y": order[at - 1] % 7},
+    "labels of the row before": lambda order, at: {"x": image(order[at]), "y": order[at - 1] % 7},
+}
+NOT_EXCHANGED: dict[str, ByPlace] = {
+    "all of one sample": lambda order, at: {"x": image(order[at]), "y": order[at] % 7},
+    "random images": lambda order, at: {"x": image(drawn(order, at).random()), "y": order[at] % 7},
+    "two views": lambda order, at: {"x": image(order[at] + 1000 * (order[0] % 2)), "y": order[at] % 7},
+    "flags": lambda order, at: {"x": image(order[at]), "flip": drawn(order, at).random() < 0.5},
+    "counters": lambda order, at: {"place": at, "row": at % 10, "y": order[at] % 7},
+    "a partner": lambda order, at: {"x": image(order[at]), "other": image(order[at - 1])},
+    "a partner's label": lambda order, at: {
+        "x": image(order[at]),
+        "y": order[at] % 7,
+        "other": order[at - 1] % 7,
+    },
+    "a second stream": lambda order, at: {
+        "x": image(order[at]),
+        "other": image(1000 + order[-at]),
+        "kind": order[-at] % 9,
+    },
+    "a second stream beside random images": lambda order, at: {
+        "x": image(drawn(order, at).random()),
+        "other": image(1000 + order[-at]),
+        "kind": order[-at] % 9,
+    },
+    "rows of a batch in random order": lambda order, at: {
+        "y": order[at] % 7,
+        "order": drawn(order, at // 10).sample(range(10), 10)[at % 10],
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*EXCHANGED, *NOT_EXCHANGED])
+def test_values_of_other_ids_that_change_by_epoch(name: str) -> None:
+    fields = (EXCHANGED | NOT_EXCHANGED)[name]
+
+    def epoch(number: int) -> EpochLog:
+        order = random.Random(number).sample(ORDER, len(ORDER))
+        steps = []
+        for start in range(0, len(order), 10):
+            rows = [fields(order, at) for at in range(start, start + 10)]
+            batch = {field: np.array([row[field] for row in rows]) for field in rows[0]}
+            ids = order[start : start + 10]
+            hashed = shapes.hashed(batch | {"sample_id": np.array(ids)})
+            steps.append(Step(rows=10, ids=[*ids], fields=hashed, ends=shapes.all_ends(batch)))
+        return EpochLog(number, steps, whole=True)
+
+    control = RunLog(job(ranks=1, workers=0), [RankLog(0, epochs=[epoch(number) for number in range(3)])])
+    codes = {(finding.code, finding.severity) for finding in exchanged_by_epoch([control])}
+    assert codes == ({("rows-come-apart", "error")} if name in EXCHANGED else set())

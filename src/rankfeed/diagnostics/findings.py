@@ -155,8 +155,9 @@ REMEDIES = {
         "length); for large data give a part of it, or a larger --max-steps"
     ),
     "differs-between-ranks": (
-        "all ranks must shard the same dataset: sort lists of files, seed random_split with a generator, and "
-        "prepare data once before any rank opens them"
+        "all ranks must shard the same dataset: sort lists of files, seed random_split with a generator, "
+        "number classes and words in sorted order and not in that of a set (PYTHONHASHSEED differs between "
+        "processes), and prepare data once before any rank opens them"
     ),
     "reads-differ": (
         "return a copy of what is cached or kept (a view or an in-place operation changes it for later reads), "

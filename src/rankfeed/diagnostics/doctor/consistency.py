@@ -1,12 +1,14 @@
 """Whether a dataset index is the same sample in every process."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from rankfeed.diagnostics.doctor.records import RowKey, RunLog, Step
 from rankfeed.diagnostics.doctor.sample_values import (
     FEW,
+    LABELS,
+    KeysOf,
     SampleValues,
     differing,
     is_repetitive,
@@ -54,6 +56,26 @@ def conflicts(logs: Sequence[RunLog]) -> dict[tuple[int, int], str]:
     return texts
 
 
+def renumbered(logs: Sequence[RunLog]) -> Iterator[str]:
+    """Fields whose values are exchanged one for one in another process, as class numbers in the order of a set."""
+    has_ids = all(step.ids is not None for log in logs for step in log.steps)
+    readings = _readings(logs, (lambda step: step.ids or ()) if has_ids else indices_of)
+    for ((run, rank), one), ((other_run, other_rank), other) in combinations(readings.items(), 2):
+        for name in one.fields.keys() & other.fields.keys():
+            here, there = one.fields[name], other.fields[name]
+            pairs = [(here[key], there[key]) for key in here if key in there]
+            values, share = differing(pairs)
+            names = {*pairs}
+            is_one_to_one = len(names) == len(dict(names)) == len({new for _, new in names})
+            if share is None or share <= _OTHER or not is_one_to_one:
+                continue
+            if not 2 < len(names) <= LABELS * len(pairs):  # two values may be flags that a simple hash draws
+                continue
+            if share_among(values, {*here.values()}) >= 1 - FEW:  # not random numbers of groups of samples
+                places = f"{logs[run].job.name}, rank {rank}, and {logs[other_run].job.name}, rank {other_rank}"
+                yield f"{places}: {len(values)} of {len(pairs)} samples have other values in {name or 'the batch'}"
+
+
 def sample_fields(controls: Sequence[RunLog]) -> set[str]:
     """Fields that are the same at an index whenever one process reads it, in whatever order."""
     readings = _readings(controls).values()
@@ -91,10 +113,10 @@ def indices_of(step: Step) -> list[int]:
     return step.indices or []
 
 
-def _readings(logs: Sequence[RunLog]) -> dict[tuple[int, int], SampleValues]:
+def _readings(logs: Sequence[RunLog], keys_of: KeysOf = indices_of) -> dict[tuple[int, int], SampleValues]:
     """What the ranks read, by run and rank."""
     ranks = [(run, rank) for run, log in enumerate(logs) for rank in log.ranks]
-    return {(run, rank.rank): sample_values(rank.epochs, indices_of) for run, rank in ranks}
+    return {(run, rank.rank): sample_values(rank.epochs, keys_of) for run, rank in ranks}
 
 
 def _common_fields(readings: Collection[SampleValues]) -> set[str]:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from rankfeed.diagnostics.deliveries import EpochReport, LoaderTraits
 from rankfeed.diagnostics.doctor import outcomes, resources
-from rankfeed.diagnostics.doctor.consistency import conflicts, sample_fields, unknown_content
+from rankfeed.diagnostics.doctor.consistency import conflicts, renumbered, sample_fields, unknown_content
 from rankfeed.diagnostics.doctor.counting import IDENTITY, RunCounter
 from rankfeed.diagnostics.doctor.kinds import Kind, choose
 from rankfeed.diagnostics.doctor.packing import Tokens, judge_tokens
-from rankfeed.diagnostics.doctor.pairs import collated_apart, rows_apart
+from rankfeed.diagnostics.doctor.pairs import collated_apart, exchanged_by_epoch, rows_apart
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, remove_padding
 from rankfeed.diagnostics.doctor.sample_values import FEW, is_repetitive
 from rankfeed.diagnostics.findings import REMEDIES, Finding, Severity, finding, merged
@@ -65,9 +65,15 @@ def _found(
         # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
         if (one == other and one_dataset and one >= len(good)) or (other < len(good) and kind is None):
             yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
+    for text in renumbered([*good, *runs]):
+        what = (
+            "the same samples have other labels in other processes, as if classes were numbered in another order"
+        )
+        yield finding("differs-between-ranks", "error", what, text)
     yield from _partial_epochs(good, allow)
     yield from outcomes.changed_reads(good)
     yield from collated_apart(good)
+    yield from exchanged_by_epoch(good)
     yield from rows_apart(good, [*runs, *resumed], same_indices=not differing)
     if kind is not None and kind.name == "indices":
         for text in unknown_content(good, runs):

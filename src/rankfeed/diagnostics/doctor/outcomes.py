@@ -22,7 +22,10 @@ def failures(runs: Sequence[RunLog], controls: Sequence[RunLog], resumed: Sequen
     for run in runs:
         same = [each for each in working if each.job.ranks == run.job.ranks]
         if same and run.job.start_method not in {each.job.start_method for each in same}:
-            yield from _failures(run, "warning", f", with the {run.job.start_method} start method only")
+            # Workers that raise later on disturb each other; a start method that does not work raises at once.
+            later = _raised(run) and any(True for _ in run.steps)
+            only = f", with the {run.job.start_method} start method only"
+            yield from _failures(run, "unproven" if later else "warning", only)
         elif runs[0].ok and (run.job.ranks, run.job.nodes) != (runs[0].job.ranks, 1) and _raised(run):
             only = f", with {run.job.ranks} ranks on {run.job.nodes} nodes only (see --other-ranks)"
             yield from _failures(run, "unproven", only)

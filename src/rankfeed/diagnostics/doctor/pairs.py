@@ -11,6 +11,7 @@ from rankfeed.diagnostics.doctor.consistency import indices_of
 from rankfeed.diagnostics.doctor.records import CollatedAlone, EpochLog, RowKey, RunLog, Step, remove_padding
 from rankfeed.diagnostics.doctor.sample_values import (
     FEW,
+    LABELS,
     KeysOf,
     SampleValues,
     differing,
@@ -24,8 +25,6 @@ from rankfeed.diagnostics.keys import hashes
 
 #: More than this share of what chance explains must be values of other samples; most of a class may be right.
 _OTHER = 0.02
-#: A label has at most this share of different values.
-_LABELS = 0.25
 #: Fields that samples are identified by, and combinations of fields that are compared.
 _ANCHORS, _CHOICES = 4, 64
 _WHAT = "fields of a sample arrive with those of other samples"
@@ -101,7 +100,7 @@ def _apart(run: RunLog, control: SampleValues, keys_of: KeysOf, names: Sequence[
         other = [value for _, _, expected, value in rows if value != expected]
         if share_among(other, different) < 1 - FEW:
             continue  # augmentation makes new values
-        if not control.is_reordered and len(different) > _LABELS * len(values):
+        if not control.is_reordered and len(different) > LABELS * len(values):
             return None  # a counter of rows, or another dataset that is read beside this one
         if (control.is_reordered or _is_label(name, [*run.steps])) and _is_dealt(rows):
             texts.append(f"in {len(other)} of {len(rows)} rows, {name or 'the batch'} is that of another sample")
@@ -116,10 +115,16 @@ def _is_other(rows: Sequence[_Row], least: int = ENOUGH) -> bool:
 
 def _is_label(name: str, steps: Sequence[Step]) -> bool:
     """Whether a field without padding is neither the same in all rows of a batch nor a place in it."""
-    columns = [step.fields[name] for step in steps if step.rows]
-    if any(name in step.ends for step in steps) or all(len({*column}) == 1 for column in columns):
+    steps = [step for step in steps if step.rows]
+    if any(name in step.ends for step in steps) or all(len({*step.fields[name]}) == 1 for step in steps):
         return False
-    return any(sorted(column) != sorted(hashes([*range(len(column))]) or []) for column in columns)
+    return not _are_places(steps, name)
+
+
+def _are_places(steps: Sequence[Step], name: str) -> bool:
+    """Whether a field numbers the rows of each batch, in any order."""
+    columns = (step.fields[name] for step in steps)
+    return all(sorted(column) == sorted(hashes([*range(len(column))]) or []) for column in columns)
 
 
 def _is_dealt(rows: Sequence[_Row]) -> bool:
@@ -133,6 +138,57 @@ def _is_dealt(rows: Sequence[_Row]) -> bool:
     for row in rows:
         by_worker[row[1]].append(row)
     return all(_is_other(rows, least=1) for rows in by_worker.values())
+
+
+def exchanged_by_epoch(controls: Sequence[RunLog]) -> Iterator[Finding]:
+    """Fields in which one process delivers, for one id, values of other ids that change by epoch.
+
+    A second stream that is read beside the samples, or a partner that is drawn for each, looks the same. So a
+    field is evidence only if no field is random, and if none that stays with its id identifies samples as well as
+    this one does, or has the same values.
+    """
+    epochs = [[step for step in epoch.steps if step.rows] for log in controls[:1] for epoch in log.ranks[0].whole]
+    steps = [step for epoch in epochs for step in epoch]
+    if len(epochs) < 2 or not all(epochs) or any(step.ids is None for step in steps):
+        return
+    keys = [key for step in steps for key in step.ids or ()]
+    stays: list[list[Counter[int]]] = []
+    changes: dict[str, tuple[int, list[Counter[int]]]] = {}
+    for name in sorted(set.intersection(*({*step.fields} for step in steps))):
+        columns = [[step.fields[name] for step in epoch] for epoch in epochs]
+        values = [value for column in columns for batch in column for value in batch]
+        if len(values) != len(keys) or all(step.fields[name] == hashes(step.ids or ()) for step in steps):
+            continue  # the id itself
+        first: dict[RowKey, int] = {}
+        owners: dict[int, RowKey] = {}
+        rows = [
+            (first.setdefault(key, value), value, owners.setdefault(value, key) != key)
+            for key, value in zip(keys, values, strict=True)
+        ]
+        other, share = differing([(expected, value) for expected, value, _ in rows])
+        counts = [Counter(value for batch in column for value in batch) for column in columns]
+        if not other:
+            stays.append(counts)
+        elif share is None or all(column == columns[0] for column in columns) or _are_places(steps, name):
+            continue  # of the place in an epoch or batch
+        elif (
+            share <= _OTHER
+            or sum(of_other for expected, value, of_other in rows if value != expected) < (1 - FEW) * len(other)
+            or (is_repetitive(counts[0]) and any(count != counts[0] for count in counts))
+        ):
+            return  # random
+        else:
+            changes[name] = len(other), counts
+    if any(not is_repetitive(counts[0]) for counts in stays) and any(
+        not is_repetitive(counts[0]) for _, counts in changes.values()
+    ):
+        return
+    for name, (exchanges, counts) in changes.items():
+        if counts not in stays:
+            text = (
+                f"in {exchanges} of {len(keys)} rows, {name or 'the batch'} is that of another id in another epoch"
+            )
+            yield finding("rows-come-apart", "error", _WHAT, f"{controls[0].job.name}: {text}")
 
 
 def collated_apart(controls: Sequence[RunLog]) -> Iterator[Finding]:

@@ -16,6 +16,8 @@ from rankfeed.diagnostics.judge import ENOUGH
 #: The share of rows that may be exceptions, as real data have them: samples of equal content, samples that one
 #: process does not deliver, values that no sample has.
 FEW = 0.1
+#: A label has at most this share of different values.
+LABELS = 0.25
 #: The keys of a step's samples.
 KeysOf = Callable[[Step], Sequence[RowKey]]
 
