@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rankfeed.diagnostics.deliveries import LoaderTraits
+from rankfeed.diagnostics.doctor.diagnosis import Tokens, judge_tokens
 from rankfeed.diagnostics.doctor.outcomes import length_of
-from rankfeed.diagnostics.doctor.packing import Tokens, judge_tokens
 from rankfeed.diagnostics.doctor.rows import shingles_of
 
 FACTS: dict[str, Any] = {"traits": LoaderTraits(2), "ranks": 2, "batch": 4, "where": "epoch 0"}

@@ -1,31 +1,119 @@
-"""Whether a dataset index is the same sample in every process."""
+"""The values that samples have in the fields of a batch, and whether they are the same in every process.
+
+Random numbers change when a sample is read again. A field belongs to samples if it does not change although they
+are read at other positions: random numbers depend on the position, unless they are seeded by the sample. How many
+values differ is compared with values in random order, so that labels of few classes are evidence.
+"""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
-from rankfeed.diagnostics.doctor.records import RowKey, RunLog, Step
-from rankfeed.diagnostics.doctor.sample_values import (
-    FEW,
-    LABELS,
-    KeysOf,
-    SampleValues,
-    differing,
-    is_repetitive,
-    sample_values,
-    share_among,
-)
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
+from rankfeed.diagnostics.judge import ENOUGH
 from rankfeed.diagnostics.keys import hashes
 
+#: The share of rows that may be exceptions, as real data have them: samples of equal content, samples that one
+#: process does not deliver, values that no sample has.
+FEW = 0.1
+#: A label has at most this share of different values.
+LABELS = 0.25
+#: The keys of a step's samples.
+KeysOf = Callable[[Step], Sequence[RowKey]]
 #: Values are the same below the first share of what chance explains, and others above the second one.
 _SAME, _OTHER = 0.05, 0.2
+
+
+@dataclass(frozen=True)
+class SampleValues:
+    """What samples hold whenever one process reads them.
+
+    Attributes:
+        fields: the value of each sample, of the fields that all batches have and that do not change.
+        positions: where workers read each sample, in their order of an epoch.
+        order: epoch, worker and samples of each batch.
+    """
+
+    fields: dict[str, dict[RowKey, int]]
+    positions: dict[RowKey, set[int]]
+    order: list[tuple[int, int | None, Sequence[RowKey]]]
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether a sample was read at several positions."""
+        return any(len(positions) > 1 for positions in self.positions.values())
+
+    def belongs_to_samples(self, name: str) -> bool:
+        """Whether enough samples were read at several positions, always with one value in this field."""
+        moved = [key for key, positions in self.positions.items() if len(positions) > 1]
+        return by_chance([self.fields[name][key] for key in moved]) >= ENOUGH
+
+
+def sample_values(epochs: Iterable[EpochLog], keys_of: KeysOf) -> SampleValues:
+    """The values of samples in epochs that one process read."""
+    fields: dict[str, dict[RowKey, int]] = {}
+    positions: dict[RowKey, set[int]] = {}
+    order: list[tuple[int, int | None, Sequence[RowKey]]] = []
+    changing: set[str] = set()
+    for epoch in epochs:
+        rows: Counter[int | None] = Counter()  # that a worker read
+        for step in epoch.steps:
+            keys = keys_of(step)
+            order.append((epoch.epoch, step.worker, keys))
+            for key in keys:
+                positions.setdefault(key, set()).add(rows[step.worker])
+                rows[step.worker] += 1
+            for name, column in step.fields.items():
+                values = fields.setdefault(name, {})
+                if len(column) != len(keys) or any(
+                    values.setdefault(key, value) != value for key, value in zip(keys, column, strict=True)
+                ):
+                    changing.add(name)
+    kept = {name for name, values in fields.items() if values.keys() == positions.keys()} - changing
+    return SampleValues({name: fields[name] for name in sorted(kept)}, positions, order)
+
+
+def differing(pairs: Sequence[tuple[int, int]], least: int = ENOUGH) -> tuple[list[int], float | None]:
+    """Of pairs (value of a sample, delivered value): the delivered values that differ, and their share.
+
+    The share is that of what chance explains; None if that is fewer than ``least``.
+    """
+    chance = by_chance([value for value, _ in pairs])
+    values = [delivered for value, delivered in pairs if delivered != value]
+    return values, len(values) / chance if chance >= least else None
+
+
+def share_among(values: Sequence[int], known: Collection[int]) -> float:
+    """The share of values that are known."""
+    return sum(value in known for value in values) / max(1, len(values))
+
+
+def repeated(counts: Mapping[Any, int]) -> float:
+    """The share of deliveries that repeat another one."""
+    return 1 - len(counts) / sum(counts.values()) if counts else 0.0
+
+
+def is_repetitive(counts: Mapping[Any, int]) -> bool:
+    """Whether keys do not identify samples: more than a few deliveries repeat another one."""
+    return repeated(counts) > FEW
+
+
+def by_chance(values: Sequence[int]) -> float:
+    """How many of these values differ, on average, from values of the same frequencies in random order."""
+    return len(values) - sum(count * count for count in Counter(values).values()) / max(1, len(values))
 
 
 def conflicts(logs: Sequence[RunLog]) -> dict[tuple[int, int], str]:
     """Runs between which, or in which, an index is another sample: pairs of their numbers, with an example."""
     readings = _readings(logs)
     names = _common_fields(readings.values()) - index_fields(logs)
-    sure = {name for name in names if _belongs_to_samples(name, readings.values())}
+    sure = {name for name in names if any(reading.belongs_to_samples(name) for reading in readings.values())}
+    for name in names - sure:
+        differences = (_difference(name, *pair, elsewhere=True) for pair in combinations(readings.values(), 2))
+        if any(difference is not None and difference < _SAME for difference in differences):
+            sure.add(name)
     texts: dict[tuple[int, int], str] = {}
     if not sure:
         shuffled = (run for run, log in enumerate(logs) if _shuffles_samples(log))
@@ -122,13 +210,6 @@ def _readings(logs: Sequence[RunLog], keys_of: KeysOf = indices_of) -> dict[tupl
 def _common_fields(readings: Collection[SampleValues]) -> set[str]:
     """Fields that change at no index in any of the readings."""
     return set.intersection(*({*reading.fields} for reading in readings)) if readings else set()
-
-
-def _belongs_to_samples(name: str, readings: Collection[SampleValues]) -> bool:
-    if any(reading.belongs_to_samples(name) for reading in readings):
-        return True
-    shares = (_difference(name, *pair, elsewhere=True) for pair in combinations(readings, 2))
-    return any(share is not None and share < _SAME for share in shares)
 
 
 def _difference(name: str, one: SampleValues, other: SampleValues, *, elsewhere: bool = False) -> float | None:

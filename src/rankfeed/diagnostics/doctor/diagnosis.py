@@ -2,20 +2,41 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rankfeed.diagnostics.deliveries import EpochReport, LoaderTraits
 from rankfeed.diagnostics.doctor import outcomes, resources
-from rankfeed.diagnostics.doctor.consistency import conflicts, renumbered, sample_fields, unknown_content
-from rankfeed.diagnostics.doctor.counting import IDENTITY, RunCounter
-from rankfeed.diagnostics.doctor.kinds import Kind, choose
-from rankfeed.diagnostics.doctor.packing import Tokens, judge_tokens
+from rankfeed.diagnostics.doctor.consistency import (
+    FEW,
+    conflicts,
+    is_repetitive,
+    renumbered,
+    sample_fields,
+    unknown_content,
+)
+from rankfeed.diagnostics.doctor.kinds import IDENTITY, Kind, RunCounter, choose
 from rankfeed.diagnostics.doctor.pairs import collated_apart, exchanged_by_epoch, rows_apart
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, remove_padding
-from rankfeed.diagnostics.doctor.sample_values import FEW, is_repetitive
 from rankfeed.diagnostics.findings import REMEDIES, Finding, Severity, finding, merged
 from rankfeed.diagnostics.judge import JudgedFacts, judge_samples, judge_steps
 from rankfeed.errors import listed
+
+#: Shares of shingles: packing explains less than the first, and more than the second above that is a disease.
+_EXPLAINED, _DISEASED = 0.2, 0.2
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """An epoch of token sequences: sampled shingles of each rank, number of tokens, longest sequence (L)."""
+
+    by_rank: Sequence[Counter[RowKey]]
+    count: int
+    length: int
+
+    @cached_property
+    def shingles(self) -> Counter[RowKey]:
+        return sum(self.by_rank, Counter())
 
 
 def diagnose(
@@ -43,14 +64,9 @@ def _found(
     yield from outcomes.failures(runs, controls, resumed)
     without = next((each for each in runs if each.ok and not each.job.workers and each.job.ranks > 1), None)
     for run in runs:
-        yield from outcomes.cut_epochs(run)
-        yield from outcomes.differences(run)
-        yield from outcomes.lengths(run)
-        yield from outcomes.dropped(run)
-        yield from outcomes.copied_rows(run)
-        yield from resources.handles(run)
+        for rule in (*outcomes.OF_A_RUN, resources.handles, resources.times):
+            yield from rule(run)
         yield from resources.memory(run, without)
-        yield from resources.times(run)
         reports = RunCounter(IDENTITY, run).reports(run.epochs)
         yield from judge_steps(reports, _facts(run, IDENTITY, allow))
         if "shared-batches" in allow:
@@ -155,7 +171,10 @@ def _samples(
 ) -> Iterator[Finding]:
     """What a run delivers, by the strongest kind of key."""
     chosen = kind or next((each for each in kinds if each.control is not None), next(iter(kinds), None))
-    epochs = _cut_alike(run.cut) if run.cut else run.epochs
+    epochs = run.epochs
+    if run.cut:  # its beginning, as far as all ranks came
+        steps = min(len(epoch.steps) for epoch in run.cut)
+        epochs = [[replace(epoch, steps=epoch.steps[:steps]) for epoch in run.cut]] if steps else []
     if not epochs:
         return
     if kind is None and not run.cut and (tokens := list(_tokens(run, controls, allow))):
@@ -201,12 +220,6 @@ def _other_batches(run: RunLog, epochs: Sequence[EpochReport]) -> Iterator[Findi
             )
             yield finding("differs-between-ranks", "error" if is_known else "unproven", what, text)
             return
-
-
-def _cut_alike(epochs: Sequence[EpochLog]) -> list[list[EpochLog]]:
-    """The beginning of an epoch that was cut, as far as all ranks came."""
-    steps = min(len(epoch.steps) for epoch in epochs)
-    return [[replace(epoch, steps=epoch.steps[:steps]) for epoch in epochs]] if steps else []
 
 
 def _never_drawn(run: RunLog, kind: Kind, controls: Sequence[RunLog], facts: JudgedFacts) -> Iterator[Finding]:
@@ -261,3 +274,34 @@ def _tokens_of(epochs: Sequence[EpochLog]) -> Tokens:
     longest = max((step.tokens // max(step.rows or 1, 1) for step in steps), default=0)
     by_rank = [Counter[RowKey](key for step in epoch.steps for key in step.shingles) for epoch in epochs]
     return Tokens(by_rank, sum(step.tokens for step in steps), longest)
+
+
+def judge_tokens(
+    control: Tokens, run: Tokens, traits: LoaderTraits, *, ranks: int, batch: int, where: str
+) -> Finding:
+    """Packed sequences, whose content changes with the configuration: compared by their shingles.
+
+    ``batch`` is the largest number of sequences in a batch.
+    """
+    excess = (run.shingles - control.shingles).total() / max(1, run.shingles.total())
+    lack = (control.shingles - run.shingles).total() / max(1, control.shingles.total())
+    explained = max(_EXPLAINED, 0.1 + 12 / max(run.length, 12))  # a cut sequence loses 11 of its shingles
+    open_ends = ranks * max(traits.workers, 1) * run.length
+    rest = open_ends * (batch if traits.drops else 1)
+    text = (
+        f"{where}: {run.count} tokens, the control {control.count}; "
+        f"{excess:.0%} of the 12-token sequences repeat, {lack:.0%} are missing"
+    )
+    if control.count < 20 * open_ends:
+        what = "too few tokens to compare packed sequences"
+        return finding("not-counted", "unproven", what, f"{text}; {20 * open_ends} are needed")
+    if not is_repetitive(control.shingles) and max(excess, lack) > explained + _DISEASED:
+        if lack >= excess:
+            return finding("missing-samples", "error", "a large part of the tokens is not delivered", text)
+        within = sum((each - control.shingles).total() for each in run.by_rank) / run.shingles.total()
+        code = "duplicated-by-workers" if within > explained and traits.workers > 1 else "not-sharded-by-rank"
+        return finding(code, "error", "packed sequences contain the same tokens several times", text)
+    if max(excess, lack) < explained and abs(run.count - control.count) <= rest:
+        what = "tokens are complete up to the last incomplete sequence of each worker"
+        return finding("packed-sequences", "note", what, text)
+    return finding("not-counted", "unproven", "packed sequences could not be compared with the control", text)

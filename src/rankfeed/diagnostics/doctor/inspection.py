@@ -25,7 +25,10 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
     samplers = samplers_of(loader)
     workers = attribute(loader, "num_workers")
     fingerprint = attribute(dataset, "fingerprint")
-    spawned = bool(workers) and start_method != "fork" and dataset is not None
+    pickled = None
+    if workers and start_method != "fork" and dataset is not None:
+        with suppress(Exception):  # the loader will say so itself
+            pickled = len(ForkingPickler.dumps(dataset))
     return Built(
         seconds=seconds,
         bytes=max(0, grown),
@@ -43,7 +46,7 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
         traits=traits_of(loader),
         resumes=all(callable(attribute(loader, name)) for name in ("state_dict", "load_state_dict")),
         elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
-        pickled=_pickled(dataset) if spawned else None,
+        pickled=pickled,
     )
 
 
@@ -77,12 +80,6 @@ def subset(loader: Any) -> list[int] | None:
 def _length(thing: Any) -> int | None:
     with suppress(Exception):  # a user's __len__ may raise anything
         return len(thing)
-    return None
-
-
-def _pickled(dataset: Any) -> int | None:
-    with suppress(Exception):  # the loader will say so itself
-        return len(ForkingPickler.dumps(dataset))
     return None
 
 

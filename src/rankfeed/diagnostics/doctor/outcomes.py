@@ -3,17 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from operator import ne
-from typing import Literal
 
 from rankfeed.diagnostics.doctor.kinds import Kind
-from rankfeed.diagnostics.doctor.records import IDS, STATE, RowKey, RunLog, Step
+from rankfeed.diagnostics.doctor.records import IDS, STATE, RowKey, RunLog
 from rankfeed.diagnostics.findings import Finding, Severity, finding
 from rankfeed.errors import listed
-
-#: Number of ordered streams that may be interleaved.
-_LANES = 16
 
 
 def failures(runs: Sequence[RunLog], controls: Sequence[RunLog], resumed: Sequence[RunLog]) -> Iterator[Finding]:
@@ -125,26 +120,6 @@ def dropped(run: RunLog) -> Iterator[Finding]:
         yield finding("missing-samples", "error", "collate drops samples", text)
 
 
-def in_order(steps: Sequence[Step]) -> bool:
-    """Whether batches come in the order of their keys, or are interleaved from a few streams that do."""
-    batches = [step.keys for step in steps if step.keys]
-    if len({type(key) for batch in batches for key in batch}) > 1:
-        return False
-    inside = [_precedes(earlier, later) for batch in batches for earlier, later in pairwise(batch)]
-    if sum(inside) < 0.95 * len(inside):
-        return False
-    first = [batch[0] for batch in batches]
-    for lanes in range(1, min(_LANES, max(1, len(first) // 2)) + 1):
-        pairs = list(zip(first, first[lanes:], strict=False))
-        if sum(_precedes(*pair) for pair in pairs) >= 0.95 * len(pairs):
-            return True
-    return False
-
-
-def _precedes(one: RowKey, other: RowKey) -> bool:
-    return one <= other if isinstance(one, int) and isinstance(other, int) else str(one) <= str(other)
-
-
 def changed_reads(controls: Sequence[RunLog]) -> Iterator[Finding]:
     """Batches that one process reads again from one state of all generators, with different content.
 
@@ -183,6 +158,10 @@ def copied_rows(run: RunLog) -> Iterator[Finding]:
         yield finding("reads-differ", "error", what, text)
 
 
+#: The rules that look at one run.
+OF_A_RUN = (cut_epochs, differences, lengths, dropped, copied_rows)
+
+
 def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:
     """What a run delivers that resumed from the middle of the first epoch of `whole`, also in later epochs."""
     if not whole.epochs or not after.epochs or any(rank.state_after is None for rank in whole.ranks):
@@ -212,9 +191,7 @@ def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:
                 yield finding(code, "error", what, text + names)
 
 
-def length_of(
-    length: int, steps: int, total: int, ranks: int, workers: int
-) -> Literal["rank", "all ranks"] | None:
+def length_of(length: int, steps: int, total: int, ranks: int, workers: int) -> str | None:
     """Whose steps ``len(loader)`` of a stream counts, up to an incomplete batch of each worker."""
     spare = max(workers, 1)
     if abs(length - steps) <= spare:

@@ -7,18 +7,18 @@ from itertools import islice, product
 from operator import ne
 
 from rankfeed.diagnostics.batch_columns import LOCAL
-from rankfeed.diagnostics.doctor.consistency import indices_of
-from rankfeed.diagnostics.doctor.records import CollatedAlone, EpochLog, RowKey, RunLog, Step, remove_padding
-from rankfeed.diagnostics.doctor.sample_values import (
+from rankfeed.diagnostics.doctor.consistency import (
     FEW,
     LABELS,
     KeysOf,
     SampleValues,
     differing,
+    indices_of,
     is_repetitive,
     sample_values,
     share_among,
 )
+from rankfeed.diagnostics.doctor.records import CollatedAlone, EpochLog, RowKey, RunLog, Step, remove_padding
 from rankfeed.diagnostics.findings import Finding, finding
 from rankfeed.diagnostics.judge import ENOUGH
 from rankfeed.diagnostics.keys import hashes

@@ -66,11 +66,6 @@ class RankProcess:
             detail = f"the process ended: {self.worker.end()}"
             self.log.failure = RunFailure("died", self.log.phase, detail, self.lines()[-_LINES:])
 
-    def keep_output_small(self) -> None:
-        with suppress(OSError):
-            if self.output.stat().st_size > _OUTPUT:
-                os.truncate(self.output, 0)  # it is opened to append
-
     def lines(self) -> list[str]:
         """The last lines that the rank printed."""
         with suppress(OSError), self.output.open("rb") as file:
@@ -100,20 +95,17 @@ def run_job(job: Job, preload: Sequence[str] = ()) -> RunLog:
             poll_descriptors({each.worker.channel.socket.fileno(): select.POLLIN for each in awaited}, 0.1)
             for each in awaited:
                 each.receive()
-            _find_hanging(running, job)
+            failed = any(each.log.failure is not None for each in running)
+            for each in (each for each in running if each.is_awaited):
+                with suppress(OSError):
+                    if each.output.stat().st_size > _OUTPUT:
+                        os.truncate(each.output, 0)  # it is opened to append
+                limit = _CONNECT if each.log.phase == START else job.timeout + job.step_seconds
+                limit = min(limit, _AFTER_A_FAILURE) if failed else limit
+                if (silent := time.monotonic() - each.heard) > limit:
+                    detail, stack = f"nothing came for {silent:.0f} s", each.current_stack()
+                    each.log.failure = RunFailure("hangs", each.log.phase, detail, stack, root=not failed)
     return log
-
-
-def _find_hanging(running: Sequence[RankProcess], job: Job) -> None:
-    failed = any(each.log.failure is not None for each in running)
-    for each in (each for each in running if each.is_awaited):
-        each.keep_output_small()
-        limit = _CONNECT if each.log.phase == START else job.timeout + job.step_seconds
-        limit = min(limit, _AFTER_A_FAILURE) if failed else limit
-        silent = time.monotonic() - each.heard
-        if silent > limit:
-            detail = f"nothing came for {silent:.0f} s"
-            each.log.failure = RunFailure("hangs", each.log.phase, detail, each.current_stack(), root=not failed)
 
 
 @contextmanager
@@ -122,7 +114,9 @@ def _started(log: RunLog, folder: Path, preload: Sequence[str]) -> Iterator[list
 
     Odd ranks are forked from another server than even ones, so that hashes of text differ as between machines.
     """
-    port = _free_port()
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]  # which is free
     payload = Payload(partial(run_rank, log.job))
     pools = [WorkerPool(payload, (*_PRELOAD, *preload, *also)) for also in ([], ["numpy"])[: log.job.ranks]]
     running: list[RankProcess] = []
@@ -138,23 +132,19 @@ def _started(log: RunLog, folder: Path, preload: Sequence[str]) -> Iterator[list
             environ = _environ(rank.rank, log.job, port)
             worker.channel.send(pickle.dumps((rank.rank, environ, str(running[-1].output))))
         yield running
-        _let_end(running)
+        # Ranks clean up, unless one hangs.
+        failures = {each: each.log.failure and each.log.failure.kind for each in running}
+        deadline = time.monotonic() + _LEAVE
+        alive = [] if "hangs" in failures.values() else [each for each in running if failures[each] != "died"]
+        for each in alive:
+            with suppress(PeerGoneError):
+                each.worker.channel.send(b"")
+        for each in alive:
+            each.worker.channel.poll(max(0.0, deadline - time.monotonic()))
     finally:
         for pool in pools:
             _end_descendants(pool.server_pid)
             pool.close()
-
-
-def _let_end(running: Sequence[RankProcess]) -> None:
-    """Let ranks clean up, unless one hangs."""
-    endings = {each: each.log.failure and each.log.failure.kind for each in running}
-    deadline = time.monotonic() + _LEAVE
-    alive = [] if "hangs" in endings.values() else [each for each in running if endings[each] != "died"]
-    for each in alive:
-        with suppress(PeerGoneError):
-            each.worker.channel.send(b"")
-    for each in alive:
-        each.worker.channel.poll(max(0.0, deadline - time.monotonic()))
 
 
 def _end_descendants(server: int) -> None:
@@ -164,23 +154,17 @@ def _end_descendants(server: int) -> None:
     """
     for pause in (0.0, 0.05, 0.2, 1.0):
         time.sleep(pause)
-        alive = []
+        processes, are_alive = [], False
         with suppress(psutil.NoSuchProcess):
-            alive = psutil.Process(server).children(recursive=True)
-        for process in alive:
+            processes = psutil.Process(server).children(recursive=True)
+        for process in processes:
             with suppress(psutil.Error):
-                if process.status() == psutil.STATUS_ZOMBIE:
-                    continue
-                if pause >= 1 or not any("resource_tracker" in part for part in process.cmdline()):
-                    process.kill()
-        if all(map(_has_ended, alive)):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    are_alive = True
+                    if pause >= 1 or not any("resource_tracker" in part for part in process.cmdline()):
+                        process.kill()
+        if not are_alive:
             return
-
-
-def _has_ended(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    return True
 
 
 def _environ(rank: int, job: Job, port: int) -> dict[str, str]:
@@ -203,9 +187,3 @@ def _environ(rank: int, job: Job, port: int) -> dict[str, str]:
         **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), str(node)),
         **dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])

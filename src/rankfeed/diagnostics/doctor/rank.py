@@ -32,7 +32,6 @@ from rankfeed.diagnostics.doctor.records import (
     Built,
     Event,
     Job,
-    Phase,
     Record,
     RowKey,
     RunFailure,
@@ -119,7 +118,13 @@ class LoaderReader:
         torch.seed()  # as in a process that begins
         dist.init_process_group("gloo")
         dist.barrier()  # all are connected before a factory may end one of them
-        _tolerate_a_second_group()
+        make = dist.init_process_group
+
+        def init_process_group(*args: Any, **options: Any) -> None:
+            if not dist.is_initialized():
+                make(*args, **options)
+
+        dist.init_process_group = init_process_group  # factories from training scripts may call it, too
         torch.multiprocessing.set_start_method(self.job.start_method, force=True)
 
     def read(self) -> None:
@@ -153,7 +158,7 @@ class LoaderReader:
 
     def _enter(self, phase: str) -> None:
         self.phase = phase
-        self.report(Phase(phase))
+        self.report(phase)
 
     def _set_epoch(self, loader: Any, epoch: int) -> None:
         if self.job.set_epoch:
@@ -171,8 +176,9 @@ class LoaderReader:
         start, before = time.perf_counter(), self.memory.bytes()
         loader = factory(**{name: value for name, value in known.items() if name in accepted})
         grown, seconds = self.memory.bytes() - before, time.perf_counter() - start
-        match loader:
-            case (batches, key) if isinstance(loader, tuple) and isinstance(batches, Iterable) and _is_key(key):
+        if isinstance(loader, tuple) and len(loader) == 2 and isinstance(loader[0], Iterable):
+            batches, key = loader
+            if isinstance(key, (str, int)) or (callable(key) and not hasattr(key, "__iter__")):
                 loader, self._key = batches, key if self._key is None else self._key
         iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
         if isinstance(loader, (Mapping, str, bytes)) or not iterable:
@@ -207,8 +213,9 @@ class LoaderReader:
             self.report(self._step(batch, waited))
             if handles is not None and steps in (1, 4):
                 handles.look_at_children()
-            wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
-            state = self._state(loader) if wanted else None
+            # Of an unknown length, the last power of two is half an epoch or more.
+            is_half = steps.bit_count() == 1 if length is None else steps == max(1, length // 2)
+            state = self._state(loader) if resumes and job.states is not None and is_half else None
             self._enter(f"in epoch {epoch}, step {steps}")
             if (now := time.monotonic()) > self._measure_at:
                 self.report(inspection.sizes(self.memory.bytes()))
@@ -283,15 +290,6 @@ def _accepted(factory: Callable[..., Any]) -> set[str]:
     return set()
 
 
-def _is_key(thing: Any) -> bool:
-    return isinstance(thing, (str, int)) or (callable(thing) and not hasattr(thing, "__iter__"))
-
-
-def _is_in_the_middle(steps: int, length: int | None) -> bool:
-    """Whether half an epoch was read; of one of unknown length, the last power of two is half of it or more."""
-    return steps.bit_count() == 1 if length is None else steps == max(1, length // 2)
-
-
 def _named(values: Any) -> list[RowKey]:
     """Ids that are numbers or short text as they are, others by their digests."""
     keys = key_array(values)
@@ -306,16 +304,3 @@ def _named(values: Any) -> list[RowKey]:
 def _encodable(text: str) -> str:
     """Without the lone surrogates that file names may have and terminals may not."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _tolerate_a_second_group() -> None:
-    """A factory from a training script may initialise the process group, which exists already."""
-    import torch.distributed as dist
-
-    make = dist.init_process_group
-
-    def init_process_group(*args: Any, **options: Any) -> None:
-        if not dist.is_initialized():
-            make(*args, **options)
-
-    dist.init_process_group = init_process_group

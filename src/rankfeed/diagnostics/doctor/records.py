@@ -46,13 +46,6 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """What a rank does from now on."""
-
-    name: str
-
-
-@dataclass(frozen=True)
 class Built:
     """The factory returned after `seconds` and made the process larger by `bytes`."""
 
@@ -182,7 +175,8 @@ class RunFailure:
     root: bool = True
 
 
-Record = Phase | Event | Built | Step | Sizes | Moved | ReadAgain | CollatedAlone | RunFailure
+#: What a rank reports; text is what it does from now on.
+Record = str | Event | Built | Step | Sizes | Moved | ReadAgain | CollatedAlone | RunFailure
 
 
 @dataclass
@@ -236,8 +230,8 @@ class RankLog:
 
     def add(self, record: Record) -> None:
         match record:
-            case Phase(name):
-                self.phase = name
+            case str():
+                self.phase = record
             case Event("epoch", epoch):
                 self.epochs.append(EpochLog(epoch))
             case Event("whole" | "cut" as name):

@@ -34,7 +34,11 @@ def reread(loader: Any, waited: float, *, copies: bool = True) -> Iterator[ReadA
     with suppress(Exception):  # a dataset may serve its loader only
         yield _read_again(origin, generators, copies=copies)
     with suppress(Exception):  # a collate function may need several samples
-        yield _collated_alone(origin, generators)
+        before = pickle.dumps([*map(state_of, generators)])
+        batches = [samples for _, samples, are_several in origin.kept if are_several]
+        together = [_step(origin.collate(copy.deepcopy(samples)), len(samples)) for samples in batches]
+        alone = [[_step(origin.collate([copy.deepcopy(each)]), 1) for each in samples] for samples in batches]
+        yield CollatedAlone(together, alone, drew=pickle.dumps([*map(state_of, generators)]) != before)
 
 
 def _read_again(origin: Origin, generators: Sequence[Any], *, copies: bool) -> ReadAgain:
@@ -80,14 +84,6 @@ def _samples(origin: Origin, dataset: Any) -> Iterator[tuple[Any, int]]:
             yield several(indices), len(indices)
         else:
             yield [dataset[index] for index in indices], len(indices)
-
-
-def _collated_alone(origin: Origin, generators: Sequence[Any]) -> CollatedAlone:
-    before = pickle.dumps([*map(state_of, generators)])
-    batches = [samples for _, samples, are_several in origin.kept if are_several]
-    together = [_step(origin.collate(copy.deepcopy(samples)), len(samples)) for samples in batches]
-    alone = [[_step(origin.collate([copy.deepcopy(each)]), 1) for each in samples] for samples in batches]
-    return CollatedAlone(together, alone, drew=pickle.dumps([*map(state_of, generators)]) != before)
 
 
 def _step(batch: Any, rows: int) -> Step:

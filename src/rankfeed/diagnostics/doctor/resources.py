@@ -30,10 +30,16 @@ def handles(run: RunLog) -> Iterator[Finding]:
 
 def memory(run: RunLog, without: RunLog | None = None) -> Iterator[Finding]:
     """Memory that grows from epoch to epoch, and data that each worker has, compared with no workers."""
-    loads = 0 if without is None else max((_loaded(rank) for rank in without.ranks), default=0)
+    first = [
+        epoch.sizes for rank in (without.ranks if without else ()) for epoch in rank.epochs[:1] if epoch.sizes
+    ]
+    loads = max((max(size.rank for size in sizes) - sizes[0].rank for sizes in first), default=0)
     for rank in run.ranks:
         where = f"{run.job.name}, rank {rank.rank}"
-        for process, sizes in _after_epochs(rank).items():
+        ends = [epoch.sizes[-1] for epoch in rank.whole if epoch.sizes]
+        lasting = set.intersection(*({*end.children} for end in ends)) if ends else set()
+        workers = {f"worker process {pid}": [end.children[pid] for end in ends] for pid in sorted(lasting)}
+        for process, sizes in {"the rank": [end.rank for end in ends], **workers}.items():
             growth = [later - earlier for earlier, later in pairwise(sizes)]
             # Buffers and caches that are still being filled grow by less, less evenly, or not for long.
             is_even = len(growth) >= 2 and min(growth) > max(growth) / 2
@@ -43,20 +49,6 @@ def memory(run: RunLog, without: RunLog | None = None) -> Iterator[Finding]:
                 yield finding("memory-grows", "warning", "memory grows from epoch to epoch", text)
         if run.job.workers and (text := _copied(rank, run.job.start_method == "fork", loads)):
             yield finding("memory-copied", "warning", "each worker has a copy of the data", f"{where}: {text}")
-
-
-def _loaded(rank: RankLog) -> int:
-    """Bytes by which a rank grew in its first epoch."""
-    sizes = [sizes.rank for epoch in rank.epochs[:1] for sizes in epoch.sizes]
-    return max(sizes) - sizes[0] if sizes else 0
-
-
-def _after_epochs(rank: RankLog) -> dict[str, list[int]]:
-    """Bytes of each process that lasts, at the end of each epoch."""
-    ends = [epoch.sizes[-1] for epoch in rank.whole if epoch.sizes]
-    lasting = set.intersection(*({*end.children} for end in ends)) if ends else set()
-    workers = {f"worker process {pid}": [end.children[pid] for end in ends] for pid in sorted(lasting)}
-    return {"the rank": [end.rank for end in ends], **workers}
 
 
 def _copied(rank: RankLog, forked: bool, loads: int) -> str:
