@@ -49,58 +49,44 @@ def diagnose(
 ) -> tuple[Finding, ...]:
     """All findings, the most severe first, causes before consequences; runs resumed from the first one."""
     remove_padding([step for log in (*runs, *controls, *resumed) for step in log.steps])
-    found = _found(runs, controls, cpus, resumed, allow, universe)
-    return merged(sorted(found, key=lambda each: [*REMEDIES].index(each.code)))
-
-
-def _found(
-    runs: Sequence[RunLog],
-    controls: Sequence[RunLog],
-    cpus: int,
-    resumed: Sequence[RunLog],
-    allow: Collection[str],
-    universe: int | None,
-) -> Iterator[Finding]:
-    yield from outcomes.failures(runs, controls, resumed)
-    without = next((each for each in runs if each.ok and not each.job.workers and each.job.ranks > 1), None)
+    good = [log for log in controls if log.ok or log.cut]
+    logs = [*good, *runs]
+    findings = [*outcomes.failures(runs, controls, resumed), *resources.workers(runs, cpus)]
+    without = next((run for run in runs if run.ok and not run.job.workers and run.job.ranks > 1), None)
     for run in runs:
         for rule in (*outcomes.OF_A_RUN, resources.handles, resources.times):
-            yield from rule(run)
-        yield from resources.memory(run, without)
+            findings += rule(run)
+        findings += resources.memory(run, without)
         reports = RunCounter(IDENTITY, run).reports(run.epochs)
-        yield from judge_steps(reports, _facts(run, IDENTITY, allow))
+        findings += judge_steps(reports, _facts(run, IDENTITY, allow))
         if "shared-batches" in allow:
-            yield from _other_batches(run, reports)
-    yield from resources.workers(runs, cpus)
-    good = [each for each in controls if each.ok or each.cut]
-    differing = conflicts([*good, *runs])
+            findings += _other_batches(run, reports)
+    differing = conflicts(logs)
     kinds = choose(good, runs, universe, same_indices=not differing)
     kind = _strongest(kinds, runs, good)
-    one_dataset = any(each.cuts_one_dataset for run in runs for each in run.built)
-    for (one, other), text in differing.items():
-        # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
-        if (one == other and one_dataset and one >= len(good)) or (other < len(good) and kind is None):
-            yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
-    for text in renumbered([*good, *runs]):
-        what = (
-            "the same samples have other labels in other processes, as if classes were numbered in another order"
-        )
-        yield finding("differs-between-ranks", "error", what, text)
-    yield from _partial_epochs(good, allow)
-    yield from outcomes.changed_reads(good)
-    yield from collated_apart(good)
-    yield from exchanged_by_epoch(good)
-    yield from rows_apart(good, [*runs, *resumed], same_indices=not differing)
+    one_dataset = any(built.cuts_one_dataset for run in runs for built in run.built)
+    # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
+    others = [
+        text
+        for (one, other), text in differing.items()
+        if (one == other and one_dataset and one >= len(good)) or (other < len(good) and kind is None)
+    ]
+    what = "the same samples have other labels in other processes, as if classes were numbered in another order"
+    of_datasets = "differs-between-ranks"
+    findings += (finding(of_datasets, "error", "ranks read different datasets", text) for text in others)
+    findings += (finding(of_datasets, "error", what, text) for text in renumbered(logs))
+    findings += [*_partial_epochs(good, allow), *outcomes.changed_reads(good)]
+    findings += [*collated_apart(good), *exchanged_by_epoch(good)]
+    findings += rows_apart(good, [*runs, *resumed], same_indices=not differing)
     if kind is not None and kind.name == "indices":
-        for text in unknown_content(good, runs):
-            what = "samples have other content than in one process: a wrong cache, or a seed with the rank in it"
-            yield finding("differs-between-ranks", "unproven", what, text)
+        what = "samples have other content than in one process: a wrong cache, or a seed with the rank in it"
+        findings += (finding(of_datasets, "unproven", what, text) for text in unknown_content(good, runs))
     for run in runs:
         if any(True for _ in run.steps):
-            yield from _samples(run, kind, kinds, good, allow)
+            findings += _samples(run, kind, kinds, good, allow)
     for after in resumed:
-        if kind is not None:
-            yield from outcomes.resumed(runs[0], after, kind)
+        findings += outcomes.resumed(runs[0], after, kind) if kind is not None else ()
+    return merged(sorted(findings, key=lambda finding: [*REMEDIES].index(finding.code)))
 
 
 def _partial_epochs(controls: Sequence[RunLog], allow: Collection[str]) -> Iterator[Finding]:

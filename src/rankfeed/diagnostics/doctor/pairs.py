@@ -179,14 +179,13 @@ def exchanged_by_epoch(controls: Sequence[RunLog]) -> Iterator[Finding]:
             return  # random
         else:
             changes[name] = len(other), counts
-    if any(not is_repetitive(counts[0]) for counts in stays) and any(
-        not is_repetitive(counts[0]) for _, counts in changes.values()
-    ):
-        return
+    groups = (stays, [counts for _, counts in changes.values()])
+    if all(any(not is_repetitive(counts[0]) for counts in group) for group in groups):
+        return  # both identify samples
     for name, (exchanges, counts) in changes.items():
         if counts not in stays:
             text = (
-                f"in {exchanges} of {len(keys)} rows, {name or 'the batch'} is that of another id in another epoch"
+                f"{name or 'the batch'} of {exchanges} of {len(keys)} rows is that of another id in another epoch"
             )
             yield finding("rows-come-apart", "error", _WHAT, f"{controls[0].job.name}: {text}")
 

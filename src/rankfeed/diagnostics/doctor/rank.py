@@ -81,20 +81,15 @@ def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
     except BaseException as error:  # SystemExit of the user's code, too
         ours = reader.phase == IDS and isinstance(error, AuditError)
         text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()
-        repeated = ours or "\nOriginal Traceback" in text  # of a DataLoader's worker
-        trace = [] if repeated else _trace(error)
+        # From the user's code on; what a DataLoader's worker raised has its traceback in the text.
+        first = None if ours or "\nOriginal Traceback" in text else error.__traceback__
+        while first is not None and first.tb_frame.f_globals.get("__name__", "").startswith(_CALLERS):
+            first = first.tb_next
+        lines = traceback.format_exception(type(error), error, first) if first is not None else []
+        trace = _encodable("".join(lines)).splitlines()
         if len(text) > 2000:  # the error that a worker raised comes after its traceback
             text = f"{text[:200]}\n  ...\n{text[-1800:].partition(chr(10))[2] or text[-1800:]}"
         report(RunFailure("raised", reader.phase, text, [line[:_LINE] for line in trace[-10:]]))
-
-
-def _trace(error: BaseException) -> list[str]:
-    """The lines of a traceback from the user's code on; empty if the error was not raised there."""
-    first = error.__traceback__
-    while first is not None and first.tb_frame.f_globals.get("__name__", "").startswith(_CALLERS):
-        first = first.tb_next
-    lines = traceback.format_exception(type(error), error, first) if first is not None else []
-    return _encodable("".join(lines)).splitlines()
 
 
 class LoaderReader:
