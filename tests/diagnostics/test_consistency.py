@@ -195,7 +195,12 @@ NOT_RENUMBERED: dict[str, Fields] = {
     "in sorted order": lambda i, at: {"x": i, "y": i % 12},
     "drawn by each rank at the start": lambda i, at: {"x": i, "y": split(at[:2], i) % 12},
     "a factor of each class, drawn by each rank": lambda i, at: {"x": i, "t": number(at[:2], i % 12)},
+    "the step of a share": lambda i, at: {"x": i, "step": i % (SAMPLES // {0: 2, 1: 3}.get(at[0], 1)) // 4},
 }
+
+
+def in_contiguous_shares(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+    return batched(range(SAMPLES)[rank * SAMPLES // ranks : (rank + 1) * SAMPLES // ranks], workers)
 
 
 @pytest.mark.parametrize("name", [*RENUMBERED, *NOT_RENUMBERED])
@@ -209,8 +214,9 @@ def test_classes_that_have_other_numbers_in_other_processes(name: str, with_ids:
         keys = {"ids" if with_ids else "indices": [*samples]}
         return Step(rows=len(samples), fields=columns, worker=worker, **keys)  # type: ignore[arg-type]
 
-    runs = [log(job(), sound, shape=shape), log(job(ranks=3, workers=0, epochs=2), sound, shape=shape, number=1)]
-    texts = [*renumbered([*alone(sound, shape=shape), *runs])]
+    deal = in_contiguous_shares if name.startswith("the step") else sound
+    runs = [log(job(), deal, shape=shape), log(job(ranks=3, workers=0, epochs=2), deal, shape=shape, number=1)]
+    texts = [*renumbered([*alone(deal, shape=shape), *runs])]
     assert bool(texts) is (name in RENUMBERED), texts
     if texts:
         assert ("differs-between-ranks", "error") in codes(diagnose(runs, alone(sound, shape=shape), cpus=4))

@@ -150,6 +150,8 @@ def renumbered(logs: Sequence[RunLog]) -> Iterator[str]:
     readings = _readings(logs, (lambda step: step.ids or ()) if has_ids else indices_of)
     for ((run, rank), one), ((other_run, other_rank), other) in combinations(readings.items(), 2):
         for name in one.fields.keys() & other.fields.keys():
+            if one.order != other.order and not (one.belongs_to_samples(name) and other.belongs_to_samples(name)):
+                continue  # the number of a step, say
             here, there = one.fields[name], other.fields[name]
             pairs = [(here[key], there[key]) for key in here if key in there]
             values, share = differing(pairs)
