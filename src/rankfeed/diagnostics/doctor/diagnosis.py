@@ -244,15 +244,13 @@ def _tokens(run: RunLog, controls: Sequence[RunLog], allow: Collection[str]) -> 
     known = [step.tokens for log in logs for step in log.steps if step.rows]
     if not known or not all(known):
         return
-    for number, each in enumerate(run.epochs):
-        if number >= min(len(log.epochs) for log in controls):
-            return
-        one, other = (_tokens_of(log.epochs[number]) for log in controls[:2])
+    for number, epochs in enumerate(zip(*(log.epochs for log in (*controls[:2], run)), strict=False)):
+        one, other, delivered = map(_tokens_of, epochs)
         traits, where = _facts(run, None, allow).traits, f"{run.job.name}, epoch {number}"
         options = {"ranks": run.job.ranks, "batch": run.largest_batch}
         if judge_tokens(one, other, traits, where=where, **options).severity == "error":
             return  # the tokens of two equal runs differ
-        yield judge_tokens(one, _tokens_of(each), traits, where=where, **options)
+        yield judge_tokens(one, delivered, traits, where=where, **options)
 
 
 def _tokens_of(epochs: Sequence[EpochLog]) -> Tokens:

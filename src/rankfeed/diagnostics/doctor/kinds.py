@@ -96,7 +96,7 @@ def _epochs(kind: Kind, controls: Sequence[RunLog]) -> list[tuple[Counter[RowKey
     """The counts of each epoch in both control runs."""
     if len(controls) < 2:
         return []
-    return list(zip(*([kind.total(each) for each in log.epochs] for log in controls[:2]), strict=False))
+    return list(zip(*(map(kind.total, log.epochs) for log in controls[:2]), strict=False))
 
 
 def _indices(controls: Sequence[RunLog], logs: Sequence[RunLog], *, same: bool) -> list[Kind]:
@@ -147,11 +147,7 @@ def _identifies(kind: Kind, controls: Sequence[RunLog]) -> bool:
 
 def _mismatch(kind: Kind, runs: Sequence[RunLog]) -> int:
     """Rows that arrive too often or too rarely in all runs."""
-    pairs = [
-        (expected, kind.total(each))
-        for run in runs
-        for expected, each in zip(kind.control or (), run.epochs, strict=False)
-    ]
+    pairs = [pair for run in runs for pair in zip(kind.control or (), map(kind.total, run.epochs), strict=False)]
     return sum((one - other).total() + (other - one).total() for one, other in pairs)
 
 

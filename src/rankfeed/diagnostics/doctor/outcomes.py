@@ -63,22 +63,19 @@ def _failures(run: RunLog, severity: Severity = "error", only: str = "") -> Iter
 
 def cut_epochs(run: RunLog) -> Iterator[Finding]:
     """Epochs that were not read to their end."""
-    for rank in run.ranks:
-        cut = [epoch for epoch in rank.epochs if epoch.cut]
-        if cut:
-            length = rank.built.length if rank.built is not None else None
-            of = f" of {length}" if length is not None else ""
-            text = f"{run.job.name}, rank {rank.rank}: cut after {len(cut[0].steps)} steps{of}"
-            yield finding("never-ends", "unproven", "the epoch was not read to its end", text)
-            return
+    cut = [(rank, epoch) for rank in run.ranks for epoch in rank.epochs if epoch.cut]
+    for rank, epoch in cut[:1]:
+        length = rank.built.length if rank.built is not None else None
+        of = f" of {length}" if length is not None else ""
+        text = f"{run.job.name}, rank {rank.rank}: cut after {len(epoch.steps)} steps{of}"
+        yield finding("never-ends", "unproven", "the epoch was not read to its end", text)
 
 
 def differences(run: RunLog) -> Iterator[Finding]:
     """Ranks that shard different datasets."""
-    cutting = [(rank.rank, rank.built) for rank in run.ranks if rank.built is not None]
-    cutting = [(rank, each) for rank, each in cutting if each.cuts_one_dataset or each.elastic]
+    sharding = [rank for rank in run.ranks if rank.built and (rank.built.cuts_one_dataset or rank.built.elastic)]
     for name in ("samples", "fingerprint", "subset"):
-        values = [(rank, getattr(each, name)) for rank, each in cutting]
+        values = [(rank.rank, getattr(rank.built, name)) for rank in sharding]
         if any(value != values[0][1] for _, value in values):
             text = ", ".join(f"rank {rank}: {str(value)[:40]}" for rank, value in values)
             text = f"{run.job.name}: {name} of the dataset: {text}"
