@@ -62,11 +62,6 @@ class Header:
         """Bytes of the elements."""
         return self.dtype.itemsize * math.prod(self.shape)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether rows can be copied as they are stored."""
-        return self.dtype.isnative and not self.dtype.hasobject and not self.fortran
-
     def fits(self, field: Field) -> bool:
         """Whether the array is a row of a dense or ragged column."""
         shape = self.shape[1:] if field.kind == "ragged" else self.shape

@@ -63,7 +63,10 @@ class NumpyRowsSource(Source):
             else Field("dense", header.dtype.name, header.shape[1:])
             for name, header in headers.items()
         }
-        self.reads_in_place = all(header.is_plain for header in headers.values())
+        self.reads_in_place = all(
+            header.dtype.isnative and not header.dtype.hasobject and not header.fortran
+            for header in headers.values()
+        )
         row_bytes = sum(field.row_bytes() for field in fields.values())
         schema = ",".join(f"{name}:{header!r}" for name, header in headers.items())
         self._init_samples(

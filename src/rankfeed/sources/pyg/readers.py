@@ -279,7 +279,7 @@ def _describe(name: str, value: Any, *, complete: bool = False) -> Iterator[byte
         for index, item in enumerate(value[:: max(1, len(value) // _SAMPLES)]):
             yield from _describe(f"{name}.{index}", item, complete=complete)
     elif type(value) is torch.Tensor and value.layout is torch.strided and not value.is_nested:
-        flat = value.detach().reshape(-1).cpu().view(torch.uint8).numpy() if value.numel() else np.empty(0, "u1")
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         pieces = [flat.data]
         if not complete and flat.nbytes > _PIECES * _PIECE_BYTES:
             starts = np.linspace(0, flat.nbytes - _PIECE_BYTES, _PIECES, dtype=np.int64).tolist()

@@ -142,36 +142,30 @@ def _read_energon(folder: str, split: str | None) -> ShardList:
     if info is None:
         raise CorruptError("Energon's description has no counts of shards", where=meta)
     counts = info.shard_counts
-    names, excluded = list(counts), frozenset[str]()
+    names, excluded, where = list(counts), frozenset[str](), meta / "split.yaml"
     if parts is not None:
-        names, excluded = _part(parts, split, meta / "split.yaml")
-    for name in names:
-        if name not in counts:
-            raise CorruptError(
-                "a shard of the split is not among those that Energon counted",
-                found=name,
-                where=meta / "split.yaml",
-                remedy="run `energon prepare` again",
+        table = parts.split_parts
+        chosen = [part for part, patterns in table.items() if patterns] if split is None else [split]
+        if len(chosen) != 1 or chosen[0] not in table:
+            raise ArgumentError(
+                "the dataset has several splits: choose one" if split is None else "no such split",
+                expected="split=" + " or split=".join(map(repr, table)),
+                found=split,
+                where=where,
             )
+        excluded = frozenset(_expanded(parts.exclude or [], where))
+        names = [name for name in _expanded(table[chosen[0]], where) if name not in excluded]
+    if missing := [name for name in names if name not in counts]:
+        raise CorruptError(
+            "a shard of the split is not among those that Energon counted",
+            found=missing[0],
+            where=where,
+            remedy="run `energon prepare` again",
+        )
     shards = [resolve_data_name(os.path.abspath(folder), name, meta) for name in names]
     for shard in shards:
         check_shard_size(shard, None, meta)
     return ShardList(shards, names, [counts[name] for name in names], excluded, str(meta))
-
-
-def _part(parts: _EnergonSplit, split: str | None, where: Path) -> tuple[list[str], frozenset[str]]:
-    """The names of the shards of a split, and the names that it excludes."""
-    table = parts.split_parts
-    chosen = [name for name, names in table.items() if names] if split is None else [split]
-    if len(chosen) != 1 or chosen[0] not in table:
-        raise ArgumentError(
-            "the dataset has several splits: choose one" if split is None else "no such split",
-            expected="split=" + " or split=".join(map(repr, table)),
-            found=split,
-            where=where,
-        )
-    excluded = frozenset(_expanded(parts.exclude or [], where))
-    return [name for name in _expanded(table[chosen[0]], where) if name not in excluded], excluded
 
 
 def _expanded(patterns: list[str], where: Path) -> list[str]:
