@@ -7,7 +7,7 @@ import lzma
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +57,14 @@ def index_places(tar: str, cache_dir: str | os.PathLike[str] | None) -> list[Pat
     return [path.with_name(path.name + INDEX_SUFFIX), apart / (path.name + INDEX_SUFFIX)]
 
 
+@dataclass(frozen=True)
 class IndexCache:
-    """Indexes of shards, created if they do not exist or are outdated.
+    """Indexes of shards, created if they do not exist or are outdated."""
 
-    ``within`` is the directory of a description that names the shards: nothing is written through a link below it.
-    """
-
-    def __init__(
-        self, cache_dir: str | os.PathLike[str] | None = None, *, within: str = "", progress: bool = True
-    ) -> None:
-        self._cache_dir = cache_dir
-        self._within = within
-        self._progress = progress
+    cache_dir: str | os.PathLike[str] | None = None
+    #: The directory of a description that names the shards: nothing is written through a link below it.
+    within: str = ""
+    progress: bool = True
 
     def summaries(self, tars: Sequence[str]) -> list[Summary]:
         """Summaries of shards; those without a current index are indexed now."""
@@ -80,7 +76,7 @@ class IndexCache:
         """Summaries of the shards that have a current index."""
 
         def find(tar: str) -> Summary | None:
-            summaries = (read_summary(place) for place in index_places(tar, self._cache_dir))
+            summaries = (read_summary(place) for place in index_places(tar, self.cache_dir))
             return next((summary for summary in summaries if _is_current(summary, tar)), None)
 
         pairs = zip(tars, in_parallel(find, tars), strict=True)
@@ -89,7 +85,7 @@ class IndexCache:
     def load(self, tar: str) -> TarIndex:
         """The index of one shard, memory-mapped; created if there is no valid one."""
         for _ in range(_ATTEMPTS):
-            for place in index_places(tar, self._cache_dir):
+            for place in index_places(tar, self.cache_dir):
                 if _is_current(read_summary(place), tar):
                     index = decode(map_file(place))
                     if index is not None and _is_current(index.summary, tar):
@@ -107,7 +103,7 @@ class IndexCache:
             with locked(folder / _LOCK, f"the indexes in {folder}"):
                 created |= {} if replace else self.known(shards)
                 missing = [tar for tar in dict.fromkeys(shards) if tar not in created]
-                indexed = in_parallel(self._create_one, missing, "indexing", progress=self._progress)
+                indexed = in_parallel(self._create_one, missing, "indexing", progress=self.progress)
                 created |= dict(zip(missing, indexed, strict=True))
         return created
 
@@ -128,8 +124,8 @@ class IndexCache:
         return index.summary
 
     def _writable_places(self, tar: str) -> list[Path]:
-        places = index_places(tar, self._cache_dir)
-        folder, within = places[0].parent, self._within
+        places = index_places(tar, self.cache_dir)
+        folder, within = places[0].parent, self.within
         # A symbolic link on the way from `within` leads elsewhere.
         straight = os.path.join(os.path.realpath(within), os.path.relpath(folder, within or "/"))
         is_through_link = bool(within) and os.path.realpath(folder) != os.path.normpath(straight)

@@ -1,7 +1,6 @@
 """The columns of tar shards: which there are, and their values, as pointers into the mapped files or decoded."""
 
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -106,7 +105,7 @@ class NpyReader:
 
     def __init__(self, extension: str, field: Field) -> None:
         self._extension, self._field = extension, field
-        self._row_bytes = np.dtype(field.dtype).itemsize * math.prod(field.shape)
+        self._row_bytes = field.row_bytes()
         #: By the first bytes of a member: offset of its elements, rows, end, and whether it is readable in place.
         self._layouts: dict[bytes, tuple[int, int, int, bool]] = {}
 
