@@ -35,9 +35,6 @@ class Encoding:
     Can be pickled.
     """
 
-    #: Whether reading a value can run code that it contains.
-    unsafe = False
-
     def __init__(self, field: Field) -> None:
         self._field = field
 
@@ -146,9 +143,9 @@ def _read_headers(values: ByteSlices, dtype: str | None) -> list[_ArrayHeaders]:
 class ValueEncoding(Encoding):
     """Values that are decoded one by one."""
 
-    def __init__(self, decode: Callable[[bytes], Any], field: Field = _OBJECT, *, unsafe: bool = False) -> None:
+    def __init__(self, decode: Callable[[bytes], Any], field: Field = _OBJECT) -> None:
         super().__init__(field)
-        self._decode, self.unsafe = decode, unsafe
+        self._decode = decode
 
     def part(self, field: Field, values: ByteSlices) -> Part:
         dtype = np.dtype(field.dtype or object)
@@ -206,6 +203,8 @@ def _images(decode: Callable[[bytes], Any], start: int, value: bytes) -> list[An
 
 
 _BYTES = Encoding(Field("bytes"))
+#: Refused by the source unless the caller allows it.
+PICKLE = ValueEncoding(pickle.loads)
 _ENCODINGS: dict[str, Encoding] = {
     "int": Encoding(Field("dense", "int64")),
     **{name: Encoding(Field("dense", name)) for name in _DTYPES.values()},
@@ -218,8 +217,7 @@ _ENCODINGS: dict[str, Encoding] = {
 #: Encodings that are left as bytes on request.
 _DECODED: dict[str, Encoding] = {
     "json": ValueEncoding(_json),
-    # Refused by the source unless the caller allows it.
-    "pkl": ValueEncoding(pickle.loads, unsafe=True),
+    "pkl": PICKLE,
     "pil": ValueEncoding(_raw_image),
     **dict.fromkeys(("jpeg", "png"), ValueEncoding(_image)),
     **dict.fromkeys(("jpeg_array", "jpegarray"), ValueEncoding(partial(_images, _image, 0))),

@@ -13,7 +13,7 @@ from rankfeed.columns.pointers import file_of
 from rankfeed.errors import UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.formats import MDS_INDEX_NAME, mds_folders
-from rankfeed.sources.mds.encodings import encoding_of
+from rankfeed.sources.mds.encodings import PICKLE, encoding_of
 from rankfeed.sources.mds.mds_index import MdsShard, read_indexes
 from rankfeed.sources.mds.shard import locate, read_shard
 from rankfeed.sources.paths import Paths, label
@@ -69,7 +69,7 @@ class MdsSource(ChunkedSource):
             for name in names
         }
         for name, encoding in self._encodings.items():
-            if encoding.unsafe and not allow_pickle:
+            if encoding is PICKLE and not allow_pickle:
                 raise UnsafeError(
                     "a column is pickled: reading it runs code that it contains",
                     where=f"{place}, column {name!r}",

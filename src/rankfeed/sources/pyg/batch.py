@@ -38,10 +38,6 @@ class _Rows:
         self.lengths = lengths
         self.starts = self.offsets[:-1] if starts is None else starts
 
-    def take(self, ids: Int64) -> _Rows:
-        """The rows of some graphs."""
-        return _Rows(self.lengths[ids], self.starts[ids])
-
     @cached_property
     def offsets(self) -> Int64:
         """First row of each graph in a batch of these graphs, and their total: int64 [graphs + 1], read-only."""
@@ -255,7 +251,7 @@ class GraphLayout:
     def collate(self, ids: Int64, follow_batch: Collection[str] = (), exclude_keys: Collection[str] = ()) -> Any:
         """A ``Batch`` equal to ``Batch.from_data_list`` of the graphs ``ids`` (int64)."""
         batch = copy.copy(self._empty_batch)
-        rows = {stored: stored.take(ids) for stored in self._rows}
+        rows = {stored: _Rows(stored.lengths[ids], stored.starts[ids]) for stored in self._rows}
         nodes = {key: None if stored is None else rows[stored] for key, stored in self._nodes.items()}
         batch._slice_dict, batch._inc_dict = {}, {}
         for store, out in zip(self._stores, batch.stores, strict=True):
