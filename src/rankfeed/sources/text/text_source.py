@@ -283,7 +283,7 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
                 both = [pa.schema([(name, one)]) for one in (kind, other)]
                 kind = pa.unify_schemas(both, promote_options="permissive").field(0).type
             except pa.ArrowException as error:
-                # The column itself, a mask of it, or a column or mask inside it.
+                # A column inside this one, or its mask, needs this one.
                 chosen = [name] if columns is None else [column.removesuffix(VALID) for column in columns]
                 if name in (columns or chosen) or any(f"{path}.".startswith(f"{name}.") for path in chosen):
                     raise SourceError(
