@@ -89,15 +89,11 @@ class InMemoryReader(GraphReader):
         self.runs_user_code = dataset.transform is not None
         self.supports_batched_getitem = False
         check_types(dataset._data, dataset.slices, type(dataset).__name__)
-
-        def content_of(graph: Any) -> list[bytes]:
-            return sorted(_describe("", graph.to_dict(), complete=True))
-
         layout = GraphLayout.of(dataset._data, dataset.slices, dataset.len())
         cached = dataset._data_list or ()
         indices = [index for index, graph in enumerate(cached) if graph is not None]
         for index in indices[:: max(1, len(indices) // _COMPARED)]:
-            if layout is not None and content_of(layout.graph(index)) != content_of(cached[index]):
+            if layout is not None and not _is_same(layout.graph(index).to_dict(), cached[index].to_dict()):
                 layout = None  # the dataset returns the objects, which its user changed
         self._layout = layout
 
@@ -233,6 +229,14 @@ def compose(indices: Int64 | None, subset: Any, length: int) -> Int64 | None:
             found=f"{numbers.min()} to {numbers.max()}",
         )
     return numbers if indices is None else indices[numbers]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return (one.shape, one.data_ptr()) == (other.shape, other.data_ptr())
+    return type(one) is type(other) and bool(one == other)
 
 
 def _call_each(function: Any, numbers: Int64, arguments: Sequence[Any]) -> list[Any]:
