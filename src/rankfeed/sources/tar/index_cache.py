@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from rankfeed._util.threads import in_parallel
 from rankfeed.errors import SourceError, UnsafeError
 from rankfeed.sources.paths import INDEX_SUFFIX, head
@@ -32,12 +30,6 @@ _ATTEMPTS = 4
 #: A compressed shard may expand to this multiple of its size, and this many bytes more.
 _RATIO, _MORE_BYTES = 200, 1 << 28
 _CHUNK_BYTES = 1 << 20
-#: How a compressed shard is opened for reading.
-_OPENERS: dict[str | None, Callable[[str], Any]] = {
-    "bzip2": bz2.open,
-    "xz": lzma.open,
-    "zstd": lambda shard: pa.input_stream(pa.OSFile(os.fsencode(shard)), compression="zstd"),
-}
 
 _log = logging.getLogger("rankfeed")
 
@@ -189,8 +181,15 @@ def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) ->
 
 
 def _decompress(shard: str, copy: Path) -> None:
+    import pyarrow as pa  # opening other shards does not need it
+
     limit = _RATIO * os.path.getsize(shard) + _MORE_BYTES
-    opener = _OPENERS.get(compression_of(head(shard, 8)), gzip.open)
+    openers: dict[str | None, Callable[[str], Any]] = {
+        "bzip2": bz2.open,
+        "xz": lzma.open,
+        "zstd": lambda shard: pa.input_stream(pa.OSFile(os.fsencode(shard)), compression="zstd"),
+    }
+    opener = openers.get(compression_of(head(shard, 8)), gzip.open)
     try:
         with atomic_file(copy) as out, opener(shard) as file:
             while True:
