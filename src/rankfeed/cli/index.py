@@ -46,8 +46,7 @@ def index(data: options.Data, *, dataset_options: options.DatasetOptions, json: 
 
 def _index(data: Sequence[str], arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     """Index the shards that have no index. Nothing is decoded, so no pickle has to be allowed."""
-    from rankfeed.sources.tar.decompress import decompressed
-    from rankfeed.sources.tar.index_cache import IndexCache, index_places
+    from rankfeed.sources.tar.index_cache import IndexCache, decompressed, index_places
     from rankfeed.sources.tar.shard_list import list_shards
 
     cache_dir = arguments["cache_dir"]

@@ -391,6 +391,13 @@ def test_a_fingerprint_changes_with_the_graphs_and_with_nothing_else(tmp_path: P
     assert not rf.from_dataset(OneByOne()).identified
 
 
+def test_graphs_whose_tensors_are_views_have_the_fingerprint_of_copies() -> None:
+    views = list(in_memory([graph(number) for number in range(20)]))
+    assert not all(part.edge_index.is_contiguous() for part in views)
+    copies = [part.clone() for part in views]
+    assert rf.from_dataset(views).fingerprint == rf.from_dataset(copies).fingerprint
+
+
 def test_a_source_travels_without_what_belongs_to_its_process(tmp_path: Path) -> None:
     dataset = in_memory([graph(number) for number in range(20)])
     lean = len(pickle.dumps(rf.from_dataset(dataset)))

@@ -18,7 +18,7 @@ from tests.support.tar import write_tar
 import rankfeed as rf
 from rankfeed.columns.columns import Dense, Ragged
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
-from rankfeed.sources.tar import decompress as tar_compressed
+from rankfeed.sources.tar import index_cache
 from rankfeed.sources.tar import tar_source as tar_source
 
 
@@ -296,7 +296,7 @@ def test_compressed_shards_are_refused_or_decompressed_where_asked(tmp_path: Pat
 
 
 def test_a_compressed_shard_that_is_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tar_compressed, "_MORE_BYTES", 1 << 16)
+    monkeypatch.setattr(index_cache, "_MORE_BYTES", 1 << 16)
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(bytes(1 << 24)))
     with pytest.raises(UnsafeError, match=r"expands too much[\s\S]*a\.tar\.gz"):
         rf.open(tmp_path / "a.tar.gz", decompress=True, cache_dir=tmp_path / "cache")

@@ -30,10 +30,10 @@ _OBJECT = Field("object")
 
 
 class Encoding:
-    """How the values of a column are stored: here, as the bytes themselves, or text in UTF-8; can be pickled."""
+    """How the values of a column are stored: here, bytes, text in UTF-8, or numbers and arrays of one shape.
 
-    #: Whether reading a value can run code that it contains.
-    unsafe = False
+    Can be pickled.
+    """
 
     def __init__(self, field: Field) -> None:
         self._field = field
@@ -44,13 +44,8 @@ class Encoding:
 
     def part(self, field: Field, values: ByteSlices) -> Part:
         """Some values as a part of a column."""
-        return values.pointers()
-
-
-class FixedEncoding(Encoding):
-    """Numbers and arrays of one dtype and shape."""
-
-    def part(self, field: Field, values: ByteSlices) -> Part:
+        if field.kind != "dense":
+            return values.pointers()
         size = field.row_bytes()
         if (bad := np.flatnonzero(values.lengths != size)).size:
             raise _damaged(f"{size} bytes of {field}", f"{values.lengths[bad[0]]} bytes", values, bad[0])
@@ -148,9 +143,9 @@ def _read_headers(values: ByteSlices, dtype: str | None) -> list[_ArrayHeaders]:
 class ValueEncoding(Encoding):
     """Values that are decoded one by one."""
 
-    def __init__(self, decode: Callable[[bytes], Any], field: Field = _OBJECT, *, unsafe: bool = False) -> None:
+    def __init__(self, decode: Callable[[bytes], Any], field: Field = _OBJECT) -> None:
         super().__init__(field)
-        self._decode, self.unsafe = decode, unsafe
+        self._decode = decode
 
     def part(self, field: Field, values: ByteSlices) -> Part:
         dtype = np.dtype(field.dtype or object)
@@ -184,7 +179,7 @@ def _image(value: bytes) -> Any:
 def _raw_image(value: bytes) -> Any:
     """An image as Pillow stores it: width, height and length of the mode's name (uint32), the name, pixels."""
     library = need("PIL.Image", extra="image")
-    width, height, length = _numbers(value, 0, 3)
+    width, height, length = np.frombuffer(value, "<u4", 3).tolist()
     mode = value[12 : 12 + length].decode("ascii")
     pixels = value[12 + length :]
     bits = {"1": 1, "L": 8, "P": 8, "LA": 16, "La": 16, "PA": 16, "I;16": 16, "RGB": 24, "YCbCr": 24, "LAB": 24}
@@ -197,10 +192,9 @@ def _raw_image(value: bytes) -> Any:
 
 def _images(decode: Callable[[bytes], Any], start: int, value: bytes) -> list[Any]:
     """A list of images: their number at ``start``, their sizes (uint32), then the images."""
-    (count,) = _numbers(value, start, 1)
-    sizes = _numbers(value, start + 4, count)
+    (count,) = np.frombuffer(value, "<u4", 1, start).tolist()
     images, place = [], start + 4 + 4 * count
-    for size in sizes:
+    for size in np.frombuffer(value, "<u4", count, start + 4).tolist():
         if place + size > len(value):
             raise ValueError(f"an image of {size} bytes where {len(value) - place} are left")
         images.append(decode(value[place : place + size]))
@@ -208,15 +202,12 @@ def _images(decode: Callable[[bytes], Any], start: int, value: bytes) -> list[An
     return images
 
 
-def _numbers(value: bytes, start: int, count: int) -> list[int]:
-    numbers: list[int] = np.frombuffer(value, "<u4", count, start).tolist()
-    return numbers
-
-
 _BYTES = Encoding(Field("bytes"))
+#: Refused by the source unless the caller allows it.
+PICKLE = ValueEncoding(pickle.loads)
 _ENCODINGS: dict[str, Encoding] = {
-    "int": FixedEncoding(Field("dense", "int64")),
-    **{name: FixedEncoding(Field("dense", name)) for name in _DTYPES.values()},
+    "int": Encoding(Field("dense", "int64")),
+    **{name: Encoding(Field("dense", name)) for name in _DTYPES.values()},
     "bytes": _BYTES,
     "str": Encoding(Field("str")),
     "str_int": ValueEncoding(_integer, Field("dense", "int64")),
@@ -226,16 +217,12 @@ _ENCODINGS: dict[str, Encoding] = {
 #: Encodings that are left as bytes on request.
 _DECODED: dict[str, Encoding] = {
     "json": ValueEncoding(_json),
-    # Refused by the source unless the caller allows it.
-    "pkl": ValueEncoding(pickle.loads, unsafe=True),
+    "pkl": PICKLE,
     "pil": ValueEncoding(_raw_image),
-    "jpeg": ValueEncoding(_image),
-    "png": ValueEncoding(_image),
-    "jpeg_array": ValueEncoding(partial(_images, _image, 0)),
-    "jpegarray": ValueEncoding(partial(_images, _image, 0)),
+    **dict.fromkeys(("jpeg", "png"), ValueEncoding(_image)),
+    **dict.fromkeys(("jpeg_array", "jpegarray"), ValueEncoding(partial(_images, _image, 0))),
+    **dict.fromkeys(("list[jpeg]", "list[png]"), ValueEncoding(partial(_images, _image, 4))),
     "list[pil]": ValueEncoding(partial(_images, _raw_image, 4)),
-    "list[jpeg]": ValueEncoding(partial(_images, _image, 4)),
-    "list[png]": ValueEncoding(partial(_images, _image, 4)),
 }
 
 
@@ -248,7 +235,7 @@ def encoding_of(name: str, column: str, where: str, *, decode: bool = True, as_o
             return ArrayEncoding(dtype, as_objects=as_objects)
         extents = options[1].split(",")
         if all(extent.isascii() and extent.isdigit() and len(extent) < 10 and int(extent) for extent in extents):
-            return FixedEncoding(Field("dense", dtype, tuple(map(int, extents))))
+            return Encoding(Field("dense", dtype, tuple(map(int, extents))))
     elif name in _ENCODINGS:
         return _ENCODINGS[name]
     elif name in _DECODED:

@@ -98,7 +98,18 @@ def examine_index(folder: str) -> MdsIndex:
     """Read ``index.json``, and check that its shards exist."""
     where = os.path.join(folder, MDS_INDEX_NAME)
     index = read_json(where, _IndexFile)
-    listed = _listed_files(index, where)
+    files = [file for shard in index.shards for file in (shard.raw_data, shard.zip_data) if file is not None]
+    for file in files:
+        check_data_name(file.basename, where)
+    repeats = Counter(os.path.normpath(shard.raw_data.basename) for shard in index.shards if shard.raw_data)
+    for name, count in repeats.most_common(1):
+        if count > 1:
+            raise CorruptError(
+                "the index lists a shard more than once, so that its samples would be read more than once",
+                expected=f"{name!r} once",
+                found=f"{count} times",
+                where=where,
+            )
     shards: list[MdsShard] = []
     problems: list[SourceError] = []
     columns: ColumnEncodings | None = None
@@ -115,7 +126,7 @@ def examine_index(folder: str) -> MdsIndex:
                     remedy="write the shards with the same columns, or open them as datasets of their own",
                 )
             if entry.samples:
-                shards.append(_find_shard(folder, entry, entry_columns, where))
+                shards.append(_find_shard(folder, entry, columns, where))
         except SourceError as error:
             problems.append(error)
     problems += [
@@ -125,28 +136,11 @@ def examine_index(folder: str) -> MdsIndex:
             where=where,
             remedy="write the index again, or move the shard away if it does not belong to the data",
         )
-        for name in _unlisted_shards(folder, listed)
+        for name in _unlisted_shards(folder, {file.basename for file in files})
     ]
     columns = columns or {}
     names = [(entry.raw_data, entry.zip_data, entry.samples) for entry in index.shards]
     return MdsIndex(shards, columns, msgspec.json.encode((names, columns)), problems)
-
-
-def _listed_files(index: _IndexFile, where: str) -> set[str]:
-    """Names of the files of the index, which are safe; an error if a shard comes twice."""
-    files = [file for shard in index.shards for file in (shard.raw_data, shard.zip_data) if file is not None]
-    for file in files:
-        check_data_name(file.basename, where)
-    names = Counter(os.path.normpath(shard.raw_data.basename) for shard in index.shards if shard.raw_data)
-    for name, count in names.items():
-        if count > 1:
-            raise CorruptError(
-                "the index lists a shard more than once, so that its samples would be read more than once",
-                expected=f"{name!r} once",
-                found=f"{count} times",
-                where=where,
-            )
-    return {file.basename for file in files}
 
 
 def _unlisted_shards(folder: str, listed: set[str]) -> Iterator[str]:

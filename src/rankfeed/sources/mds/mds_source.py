@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool
 from rankfeed.columns.chunk_groups import by_chunk
@@ -14,7 +13,7 @@ from rankfeed.columns.pointers import file_of
 from rankfeed.errors import UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.formats import MDS_INDEX_NAME, mds_folders
-from rankfeed.sources.mds.encodings import encoding_of
+from rankfeed.sources.mds.encodings import PICKLE, encoding_of
 from rankfeed.sources.mds.mds_index import MdsShard, read_indexes
 from rankfeed.sources.mds.shard import locate, read_shard
 from rankfeed.sources.paths import Paths, label
@@ -23,8 +22,6 @@ from rankfeed.sources.source import BLOCK_BYTES, Int64, check_columns
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
 from rankfeed.storage.mapped import check_not_truncated, map_file
-
-Bytes = npt.NDArray[np.uint8]
 
 #: Samples that are probed for the fields of arrays.
 _PROBES = 16
@@ -72,7 +69,7 @@ class MdsSource(ChunkedSource):
             for name in names
         }
         for name, encoding in self._encodings.items():
-            if encoding.unsafe and not allow_pickle:
+            if encoding is PICKLE and not allow_pickle:
                 raise UnsafeError(
                     "a column is pickled: reading it runs code that it contains",
                     where=f"{place}, column {name!r}",
@@ -122,13 +119,11 @@ class MdsSource(ChunkedSource):
         return {"": content}
 
     def _content(self, index: int, used: int) -> ColumnBuffer:
-        if self._shards[index].compression is not None:
+        shard = self._shards[index]
+        if shard.compression is not None:
             (cached,) = self._cache.find([(index, ())], [used])
             return (cached or self._cache.get((index, ()), self._loader(index, ())))[""]
-        return self.files.get(index, self._read_stored)
-
-    def _read_stored(self, data: Bytes, index: int) -> ColumnBuffer:
-        return read_shard(data, self._shards[index], check=self._check)
+        return self.files.get(index, lambda data, _: read_shard(data, shard, check=self._check))
 
 
 def _block_rows(shard: MdsShard) -> Int64:

@@ -31,7 +31,10 @@ def read_shard(data: Bytes, shard: MdsShard, *, check: bool = False) -> ColumnBu
     if shard.compression is not None:
         data = _decompressed(data, shard)
     if check or shard.compression is not None:
-        _check_hashes(data, shard)
+        for name, expected in shard.hashes.items():
+            hasher = _hasher(name)
+            if hasher is not None and (digest := hasher(data.data).hexdigest()) != expected:
+                raise damaged(shard, f"{name} {expected}", digest)
     if len(data) < 4 * (shard.samples + 2) or int(data[:4].view("<u4")[0]) != shard.samples:
         raise damaged(shard, f"{shard.samples} samples", "another number")
     _check_header(data, shard)
@@ -79,8 +82,13 @@ def _decompressed(data: Bytes, shard: MdsShard) -> Bytes:
         )
     out = np.empty(shard.raw_bytes, np.uint8)
     try:
-        if name == "snappy":
-            _decompress_snappy(data, out)
+        if name == "snappy":  # pyarrow does not fill a larger buffer: check the size, a varint at the start
+            digits = data[: 1 + int(np.argmax(data[:5] < 0x80))].tolist()  # of 7 bits; the last is below 128
+            size = sum((digit & 0x7F) << (7 * place) for place, digit in enumerate(digits))
+            if size != len(out):
+                raise ValueError(f"{size} bytes")
+            content = pa.Codec("snappy").decompress(pa.py_buffer(data), decompressed_size=size)
+            out[:] = np.frombuffer(content, np.uint8)
         else:
             with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), _CODECS[name]) as stream:
                 done = 0
@@ -91,25 +99,6 @@ def _decompressed(data: Bytes, shard: MdsShard) -> Bytes:
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise damaged(shard, f"{len(out)} bytes decompressed", error) from error
     return out
-
-
-def _decompress_snappy(data: Bytes, out: Bytes) -> None:
-    """Decompress after checking the size, a varint at the start: pyarrow does not fill a larger buffer."""
-    import pyarrow as pa
-
-    digits = data[: 1 + int(np.argmax(data[:5] < 0x80))].tolist()  # of 7 bits; the last byte is below 128
-    size = sum((digit & 0x7F) << (7 * place) for place, digit in enumerate(digits))
-    if size != len(out):
-        raise ValueError(f"{size} bytes")
-    out[:] = np.frombuffer(pa.Codec("snappy").decompress(pa.py_buffer(data), decompressed_size=size), np.uint8)
-
-
-def _check_hashes(data: Bytes, shard: MdsShard) -> None:
-    """Compare a shard with the checksums of known algorithms."""
-    for name, expected in shard.hashes.items():
-        hasher = _hasher(name)
-        if hasher is not None and (digest := hasher(data.data).hexdigest()) != expected:
-            raise damaged(shard, f"{name} {expected}", digest)
 
 
 def is_hashed(shard: MdsShard) -> bool:

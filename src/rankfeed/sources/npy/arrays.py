@@ -29,22 +29,20 @@ _PIECE = 1 << 20
 #: Rows without elements take no space, so a header could claim any number of them.
 _MOST_ROWS = 1 << 48
 _PARSE_ATTEMPTS = 20
-_DECODER_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
-_TEXT_REMEDY = "write the text to a Parquet, CSV or JSON lines file, or store numbers for it"
-_CAST_REMEDY = 'convert it once: array.astype("{}")'
 #: Remedies for dtypes that torch does not have, by kind.
 _REMEDIES = {
-    "U": _TEXT_REMEDY,
-    "S": _TEXT_REMEDY,
-    "M": _CAST_REMEDY.format("int64"),
-    "m": _CAST_REMEDY.format("int64"),
-    "f": _CAST_REMEDY.format("float64"),
-    "c": _CAST_REMEDY.format("complex128"),
+    **dict.fromkeys("US", "write the text to a Parquet, CSV or JSON lines file, or store numbers for it"),
+    **dict.fromkeys("Mm", 'convert it once: array.astype("int64")'),
+    "f": 'convert it once: array.astype("float64")',
+    "c": 'convert it once: array.astype("complex128")',
     "V": "save each field as an array of its own: np.savez(path, name=array[name], ...)",
 }
 #: Errors of numpy and zipfile for a damaged file. RuntimeError: an encrypted member, or an unknown compression.
 #: MemoryError: a header with too many elements.
-DAMAGE = (*_DECODER_ERRORS, ValueError, KeyError, RuntimeError, MemoryError)
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
+    *(ValueError, KeyError, RuntimeError, MemoryError),
+)
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,6 @@ class Header:
     def nbytes(self) -> int:
         """Bytes of the elements."""
         return self.dtype.itemsize * math.prod(self.shape)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether rows can be copied as they are stored."""
-        return self.dtype.isnative and not self.dtype.hasobject and not self.fortran
 
     def fits(self, field: Field) -> bool:
         """Whether the array is a row of a dense or ragged column."""
@@ -209,7 +202,7 @@ def members_of(
 
 def read_member(archive: zipfile.ZipFile, member: NpzMember, *, allow_pickle: bool = False) -> Array:
     """An array, decompressed into memory, with its checksum verified."""
-    with file_errors(member.where, *DAMAGE):
+    with file_errors(member.where, *_DAMAGE):
         # Its pages take no memory before they are written, so a false size costs nothing.
         content = np.empty(member.info.file_size, np.uint8)
         done = 0
@@ -226,7 +219,7 @@ def read_member(archive: zipfile.ZipFile, member: NpzMember, *, allow_pickle: bo
 
 def read_headers(path: str, *, allow_pickle: bool = False) -> dict[str, Header]:
     """The header of each array of a file, whose size is checked."""
-    with file_errors(path, *DAMAGE):
+    with file_errors(path, *_DAMAGE):
         if path.endswith(".npz"):
             with zipfile.ZipFile(path) as archive:
                 members = members_of(archive, path, allow_pickle=allow_pickle)
@@ -246,7 +239,7 @@ def load_arrays(
     check: Callable[[str, Header], None] = lambda name, header: None,
 ) -> dict[str, Array]:
     """Arrays of a file: views of the mapped file where possible, or read; ``check`` precedes any allocation."""
-    with file_errors(path, *DAMAGE):
+    with file_errors(path, *_DAMAGE):
         if path.endswith(".npz"):
             with zipfile.ZipFile(path) as archive:
                 members = members_of(archive, path, allow_pickle=allow_pickle)
@@ -280,17 +273,12 @@ def load_arrays(
 def _load_member(
     archive: zipfile.ZipFile, member: NpzMember, data: npt.NDArray[np.uint8] | None, allow_pickle: bool
 ) -> Array:
-    is_stored = member.info.compress_type == zipfile.ZIP_STORED
-    if data is not None and is_stored and not member.header.dtype.hasobject:
-        return _map_member(data, member)
-    array = read_member(archive, member, allow_pickle=allow_pickle)
-    array.flags.writeable = data is None  # otherwise it is kept, like a mapped one
-    return array
-
-
-def _map_member(data: npt.NDArray[np.uint8], member: NpzMember) -> Array:
-    """An array as a view of the bytes of its archive."""
+    """An array as a view of the bytes of its archive, if they are given and it is stored there, or read."""
     info = member.info
+    if data is None or info.compress_type != zipfile.ZIP_STORED or member.header.dtype.hasobject:
+        array = read_member(archive, member, allow_pickle=allow_pickle)
+        array.flags.writeable = data is None  # otherwise it is kept, like a mapped one
+        return array
     # The local header: 30 bytes, the name, an extra field.
     local = data[info.header_offset : info.header_offset + 30].tobytes()
     name_size, extra_size = int.from_bytes(local[26:28], "little"), int.from_bytes(local[28:30], "little")

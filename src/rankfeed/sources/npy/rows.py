@@ -55,17 +55,20 @@ class NumpyRowsSource(Source):
                     )
                 headers[name], self._places[name] = header, (file, array)
         length = self._common_length(headers)
-        self._headers = {name: headers[name] for name in check_columns(columns, headers)}
+        headers = {name: headers[name] for name in check_columns(columns, headers)}
         self._arrays: dict[str, Array] = {}
         fields = {
             name: Field("object")
             if header.dtype.hasobject
             else Field("dense", header.dtype.name, header.shape[1:])
-            for name, header in self._headers.items()
+            for name, header in headers.items()
         }
-        self.reads_in_place = all(header.is_plain for header in self._headers.values())
+        self.reads_in_place = all(
+            header.dtype.isnative and not header.dtype.hasobject and not header.fortran
+            for header in headers.values()
+        )
         row_bytes = sum(field.row_bytes() for field in fields.values())
-        schema = ",".join(f"{name}:{header!r}" for name, header in self._headers.items())
+        schema = ",".join(f"{name}:{header!r}" for name, header in headers.items())
         self._init_samples(
             label(self._paths),
             fields,

@@ -114,25 +114,20 @@ class NumpySamplesSource(Source):
         return read_headers(self.files.path(sample_id), allow_pickle=self._allow_pickle)
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
-        columns = self._added_columns(ids)
-        stored = [name for name in names if name not in columns]
-        if stored:
+        columns: dict[str, Column] = {}
+        paths = [self._name(sample_id) for sample_id in ids.tolist()] if self._labels or self._name_column else []
+        if self._labels is not None:
+            numbers = {name: index for index, name in enumerate(self.classes)}
+            columns[LABEL] = Dense.of(np.array([numbers[_class_of(path)] for path in paths], np.int64))
+        if self._name_column is not None:
+            columns[self._name_column] = Bytes.of([printable(path) for path in paths], text=True)
+        if stored := [name for name in names if name not in columns]:
             samples = [self._read(sample_id, stored) for sample_id in ids.tolist()]
             for sample_id in ids.tolist():  # completely read by now
                 self.files.check(sample_id)
             for name in stored:
                 columns[name] = _column(self.fields[name], [sample[name] for sample in samples])
         return {name: columns[name] for name in names}
-
-    def _added_columns(self, ids: Int64) -> dict[str, Column]:
-        names = [self._name(sample_id) for sample_id in ids.tolist()] if self._labels or self._name_column else []
-        added: dict[str, Column] = {}
-        if self._labels is not None:
-            numbers = {name: index for index, name in enumerate(self.classes)}
-            added[LABEL] = Dense.of(np.array([numbers[_class_of(name)] for name in names], np.int64))
-        if self._name_column is not None:
-            added[self._name_column] = Bytes.of([printable(name) for name in names], text=True)
-        return added
 
     def _read(self, sample_id: int, names: list[str]) -> dict[str, Array]:
         path = self.files.path(sample_id)

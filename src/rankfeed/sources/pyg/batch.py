@@ -9,7 +9,7 @@ attribute with the start of each graph. The result is the same, with the entries
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -38,10 +38,6 @@ class _Rows:
         self.lengths = lengths
         self.starts = self.offsets[:-1] if starts is None else starts
 
-    def take(self, ids: Int64) -> _Rows:
-        """The rows of some graphs."""
-        return _Rows(self.lengths[ids], self.starts[ids])
-
     @cached_property
     def offsets(self) -> Int64:
         """First row of each graph in a batch of these graphs, and their total: int64 [graphs + 1], read-only."""
@@ -56,19 +52,24 @@ class _Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class _Joined:
-    """An attribute of the graphs of a batch, whose increments are not added yet."""
+class _Attribute:
+    """An attribute of the graphs of a dataset, or of a batch."""
 
     name: str
-    values: Any  # a tensor, or a list of texts; of ``num_nodes``, a list of ints
-    rows: _Rows
-    nodes: tuple[_Rows, ...] = ()  # of each graph, in the stores that the values refer to (source, target)
+    values: Any  # a tensor, or a list with a text for each graph; of ``num_nodes``, a list of ints
+    rows: _Rows  # along ``dim``
+    dim: int = 0
+    node_stores: tuple[Any, ...] = ()  # keys of the stores whose nodes it refers to (source and target)
 
 
 def _fill_store(
-    out: Any, attributes: Iterable[_Joined], nodes: _Rows | None, follow_batch: Collection[str]
+    out: Any,
+    attributes: Iterable[_Attribute],
+    nodes: Mapping[Any, _Rows | None],
+    own_nodes: _Rows | None,
+    follow_batch: Collection[str],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write a store of a batch; its slices and increments. ``nodes`` of each graph for ``batch`` and ``ptr``."""
+    """Write a store of a batch; its slices and increments. ``own_nodes`` are for ``batch`` and ``ptr``."""
     slices: dict[str, Any] = {}
     increments: dict[str, Any] = {}
     for attr in attributes:
@@ -76,24 +77,24 @@ def _fill_store(
             out._num_nodes, out.num_nodes = attr.values, sum(attr.values)
             continue
         begins = torch.from_numpy(attr.rows.offsets)
-        increments[attr.name] = _add_increments(attr)
+        increments[attr.name] = _add_increments(attr, nodes)
         out[attr.name], slices[attr.name] = attr.values, begins
         if attr.name in follow_batch:
             out[f"{attr.name}_batch"] = _graph_numbers(attr.rows)
             out[f"{attr.name}_ptr"] = begins.clone()
-    if nodes is not None:
-        out.batch = _graph_numbers(nodes)
-        out.ptr = torch.from_numpy(nodes.offsets.copy())
+    if own_nodes is not None:
+        out.batch = _graph_numbers(own_nodes)
+        out.ptr = torch.from_numpy(own_nodes.offsets.copy())
     return slices, increments
 
 
-def _add_increments(attr: _Joined) -> torch.Tensor | None:
+def _add_increments(attr: _Attribute, nodes: Mapping[Any, _Rows | None]) -> torch.Tensor | None:
     """Add the number of nodes of earlier graphs to node numbers; what was added for each graph."""
     if not isinstance(attr.values, torch.Tensor):
         return None
-    if not attr.nodes:
+    increments = [rows.offsets[:-1] for key in attr.node_stores if (rows := nodes[key]) is not None]
+    if not increments:
         return torch.zeros(len(attr.rows.lengths), dtype=torch.int64)
-    increments = [nodes.offsets[:-1] for nodes in attr.nodes]
     for row, increment in zip(attr.values if len(increments) > 1 else [attr.values], increments, strict=True):
         row += torch.from_numpy(np.repeat(increment, attr.rows.lengths)).to(row.dtype)
     return torch.from_numpy(increments[0] if len(increments) == 1 else np.stack(increments, axis=1)[:, :, None])
@@ -128,33 +129,34 @@ def join_graphs(
                 return None
             attributes.append(joined)
     batch = copy.copy(empty)
-    slices, increments = _fill_store(batch.stores[0], attributes, nodes if has_batch else None, follow_batch)
+    own_nodes = nodes if has_batch else None
+    slices, increments = _fill_store(batch.stores[0], attributes, {None: nodes}, own_nodes, follow_batch)
     batch._num_graphs, batch._slice_dict, batch._inc_dict = len(graphs), slices, increments
     return batch
 
 
-def _join_attribute(name: str, values: list[Any], nodes: _Rows | None) -> _Joined | None:
+def _join_attribute(name: str, values: list[Any], nodes: _Rows | None) -> _Attribute | None:
     """Values of all graphs; None if they are not plain."""
     first, ones = values[0], _Rows(np.ones(len(values), np.int64))
     if name == "num_nodes" or isinstance(first, str):
         is_plain = name == "num_nodes" or all(type(value) is str for value in values)
-        return _Joined(name, values, ones) if is_plain else None
+        return _Attribute(name, values, ones) if is_plain else None
     is_index = "index" in name or name == "face"
     if isinstance(first, (int, float)):
-        return _Joined(name, torch.tensor(values), ones) if not is_index else None
+        return _Attribute(name, torch.tensor(values), ones) if not is_index else None
     if "batch" in name or not all(_is_plain_tensor(value) for value in values):
         return None
     if first.dim() == 0:
-        return _Joined(name, torch.stack(values), ones) if not is_index else None
+        return _Attribute(name, torch.stack(values), ones) if not is_index else None
     if any(value.dim() != first.dim() for value in values):
         return None  # PyG has an error for it
     dim = -1 if is_index else 0
     rows = _Rows(np.array([value.size(dim) for value in values], np.int64))
     if not is_index:
-        return _Joined(name, torch.cat(values, dim=dim), rows)
+        return _Attribute(name, torch.cat(values, dim=dim), rows)
     if nodes is None or first.dtype not in _INDEX_DTYPES or any(value.dtype != first.dtype for value in values):
         return None
-    return _Joined(name, torch.cat(values, dim=dim), rows, (nodes,))
+    return _Attribute(name, torch.cat(values, dim=dim), rows, dim, (None,))
 
 
 def _node_counts(stored: Sequence[dict[str, Any]]) -> _Rows | None:
@@ -177,17 +179,6 @@ def _node_counts(stored: Sequence[dict[str, Any]]) -> _Rows | None:
 def _node_names(names: Iterable[str]) -> list[str]:
     """Names of attributes with a row for each node, in the order in which PyG looks for them."""
     return [name for name in names if name in _NODE_KEYS] + [name for name in names if "node" in name]
-
-
-@dataclass(frozen=True, eq=False)
-class _Attribute:
-    """An attribute of all graphs of a dataset: one tensor, or a list with a text for each graph."""
-
-    name: str
-    values: Any
-    rows: _Rows  # along ``dim``
-    dim: int = 0
-    node_stores: tuple[Any, ...] = ()  # keys of the stores whose nodes it refers to (source and target)
 
 
 @dataclass(eq=False)
@@ -260,24 +251,20 @@ class GraphLayout:
     def collate(self, ids: Int64, follow_batch: Collection[str] = (), exclude_keys: Collection[str] = ()) -> Any:
         """A ``Batch`` equal to ``Batch.from_data_list`` of the graphs ``ids`` (int64)."""
         batch = copy.copy(self._empty_batch)
-        rows = {stored: stored.take(ids) for stored in self._rows}
+        rows = {stored: _Rows(stored.lengths[ids], stored.starts[ids]) for stored in self._rows}
         nodes = {key: None if stored is None else rows[stored] for key, stored in self._nodes.items()}
         batch._slice_dict, batch._inc_dict = {}, {}
         for store, out in zip(self._stores, batch.stores, strict=True):
             attributes = [
-                _Joined(
-                    attr.name,
-                    _gather(attr, ids, rows[attr.rows]),
-                    rows[attr.rows],
-                    tuple(counts for key in attr.node_stores if (counts := nodes[key]) is not None),
-                )
+                _gather(attr, ids, rows[attr.rows])
                 for attr in store.attributes
                 if attr.name not in exclude_keys and attr.name != "ptr"
             ]
             if store.num_nodes is not None and "num_nodes" not in exclude_keys:
                 counts = rows[store.num_nodes]
-                attributes.append(_Joined("num_nodes", counts.lengths.tolist(), counts))
-            filled = _fill_store(out, attributes, nodes[store.key] if store.has_batch else None, follow_batch)
+                attributes.append(_Attribute("num_nodes", counts.lengths.tolist(), counts))
+            own_nodes = nodes[store.key] if store.has_batch else None
+            filled = _fill_store(out, attributes, nodes, own_nodes, follow_batch)
             for entries, filled_entries in zip((batch._slice_dict, batch._inc_dict), filled, strict=True):
                 if store.key is None:
                     entries.update(filled_entries)
@@ -287,16 +274,17 @@ class GraphLayout:
         return batch
 
 
-def _gather(attr: _Attribute, ids: Int64, rows: _Rows) -> Any:
-    """The values of some graphs."""
+def _gather(attr: _Attribute, ids: Int64, rows: _Rows) -> _Attribute:
+    """The attribute of some graphs."""
     values, dim = attr.values, attr.dim
     if not isinstance(values, torch.Tensor):
-        return [values[index] for index in ids.tolist()]
-    row_bytes = values.nbytes // max(1, values.size(dim))
-    if int(rows.offsets[-1]) * row_bytes >= _LARGE_GRAPH * len(ids):
+        values = [values[index] for index in ids.tolist()]
+    elif int(rows.offsets[-1]) * (values.nbytes // max(1, values.size(dim))) >= _LARGE_GRAPH * len(ids):
         slices = zip(rows.starts.tolist(), rows.lengths.tolist(), strict=True)
-        return torch.cat([values.narrow(dim, start, length) for start, length in slices], dim=dim)
-    return values.index_select(dim, rows.index)
+        values = torch.cat([values.narrow(dim, start, length) for start, length in slices], dim=dim)
+    else:
+        values = values.index_select(dim, rows.index)
+    return _Attribute(attr.name, values, rows, dim, attr.node_stores)
 
 
 def _store_of(data: Any, store: Any, slices: dict[Any, Any], size: int, all_rows: list[_Rows]) -> _Store | None:
@@ -324,7 +312,9 @@ def _store_of(data: Any, store: Any, slices: dict[Any, Any], size: int, all_rows
         dim = data.__cat_dim__(name, values, store) % values.dim()
         if int((rows.starts + rows.lengths).max()) > values.size(dim):
             return None
-        node_stores = _node_stores(key, name, is_edges)
+        node_stores: tuple[Any, ...] = ()
+        if "index" in name or (key is None and name == "face"):  # by PyG's rule, numbers of nodes
+            node_stores = (None,) if key is None else (key[0], key[-1]) if is_edges else ()
         if node_stores and (values.dtype not in _INDEX_DTYPES or values.dim() > 2):
             return None
         if len(node_stores) > 1 and (values.dim() != 2 or values.size(0) != 2):
@@ -337,13 +327,6 @@ def _store_of(data: Any, store: Any, slices: dict[Any, Any], size: int, all_rows
         result.num_nodes = _Rows(np.array(counts, np.int64))
         all_rows.append(result.num_nodes)
     return result
-
-
-def _node_stores(key: Any, name: str, is_edges: bool) -> tuple[Any, ...]:
-    """Stores whose nodes an attribute refers to; by PyG's rule, its name contains "index"."""
-    if key is None:
-        return (None,) if "index" in name or name == "face" else ()
-    return (key[0], key[-1]) if is_edges and "index" in name else ()
 
 
 def _rows_of(cuts: Any, size: int, all_rows: list[_Rows]) -> _Rows | None:

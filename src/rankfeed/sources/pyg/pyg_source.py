@@ -191,7 +191,23 @@ class PyGFileSource(PyGSource):
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
         check_no_columns(columns)
-        self.__setstate__((DataFiles([_graph_file(Path(where))]), allow_pickle, follow_batch, exclude_keys))
+        folder = None if os.path.isfile(where) else processed_folder(Path(where))
+        paths = [where] if os.path.isfile(where) else graph_files(folder) if folder is not None else []
+        if not paths:
+            raise SourceError(
+                "graphs in a database can be read only by their own class",
+                where=where,
+                remedy="create the OnDiskDataset yourself and pass it to rankfeed.from_dataset()",
+            )
+        if len(paths) > 1:
+            raise SourceError(
+                "the folder holds several files of graphs",
+                expected="one",
+                found=", ".join(map(os.path.basename, paths[:8])),
+                where=folder,
+                remedy="open one of them by its own path",
+            )
+        self.__setstate__((DataFiles([os.path.abspath(paths[0])]), allow_pickle, follow_batch, exclude_keys))
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.files, self._allow_pickle, self._follow, self._exclude
@@ -205,29 +221,6 @@ class PyGFileSource(PyGSource):
         files.opened(0)
         super().__init__(dataset, follow_batch=follow_batch, exclude_keys=exclude_keys)
         self.files, self._label = files, self.path
-
-
-def _graph_file(path: Path) -> str:
-    """The file with the graphs, which must be the only one."""
-    if path.is_file():
-        return os.path.abspath(path)
-    folder = processed_folder(path)
-    files = graph_files(folder) if folder is not None else []
-    if len(files) == 1:
-        return os.path.abspath(files[0])
-    if not files:
-        raise SourceError(
-            "graphs in a database can be read only by their own class",
-            where=path,
-            remedy="create the OnDiskDataset yourself and pass it to rankfeed.from_dataset()",
-        )
-    raise SourceError(
-        "the folder holds several files of graphs",
-        expected="one",
-        found=", ".join(map(os.path.basename, files[:8])),
-        where=folder,
-        remedy="open one of them by its own path",
-    )
 
 
 def _saved_dataset(path: str, allow_pickle: bool) -> Any:

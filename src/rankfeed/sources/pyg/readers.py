@@ -90,7 +90,12 @@ class InMemoryReader(GraphReader):
         self.supports_batched_getitem = False
         check_types(dataset._data, dataset.slices, type(dataset).__name__)
         layout = GraphLayout.of(dataset._data, dataset.slices, dataset.len())
-        self._layout = layout if layout is not None and _cache_is_unchanged(dataset, layout) else None
+        cached = dataset._data_list or ()
+        indices = [index for index, graph in enumerate(cached) if graph is not None]
+        for index in indices[:: max(1, len(indices) // _COMPARED)]:
+            if layout is not None and not _is_same(layout.graph(index).to_dict(), cached[index].to_dict()):
+                layout = None  # the dataset returns the objects, which its user changed
+        self._layout = layout
 
     def read(self, numbers: Int64) -> Sequence[Any]:
         transform = self.dataset.transform
@@ -226,14 +231,6 @@ def compose(indices: Int64 | None, subset: Any, length: int) -> Int64 | None:
     return numbers if indices is None else indices[numbers]
 
 
-def _cache_is_unchanged(dataset: Any, layout: GraphLayout) -> bool:
-    """Whether the graphs that the dataset caches as objects still equal the stored ones."""
-    cached = dataset._data_list or ()
-    indices = [index for index, graph in enumerate(cached) if graph is not None]
-    compared = indices[:: max(1, len(indices) // _COMPARED)]
-    return all(_is_same(layout.graph(index).to_dict(), cached[index].to_dict()) for index in compared)
-
-
 def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
@@ -286,7 +283,7 @@ def _describe(name: str, value: Any, *, complete: bool = False) -> Iterator[byte
         for index, item in enumerate(value[:: max(1, len(value) // _SAMPLES)]):
             yield from _describe(f"{name}.{index}", item, complete=complete)
     elif type(value) is torch.Tensor and value.layout is torch.strided and not value.is_nested:
-        flat = value.detach().reshape(-1).cpu().view(torch.uint8).numpy() if value.numel() else np.empty(0, "u1")
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         pieces = [flat.data]
         if not complete and flat.nbytes > _PIECES * _PIECE_BYTES:
             starts = np.linspace(0, flat.nbytes - _PIECE_BYTES, _PIECES, dtype=np.int64).tolist()

@@ -173,7 +173,7 @@ class TarReader:
         return int(digits or b"0", 8)
 
     def _extended(self, kind: bytes, data: int, size: int) -> dict[bytes, bytes]:
-        """What an extended header says about the next file: PAX records, such as ``path`` and ``size``."""
+        """The PAX records of an extended header about the next file, such as ``path`` and ``size``."""
         if kind == b"K":
             return {}
         text = self.read(data, size) if size <= _MAX_EXTENDED_BYTES else b""
@@ -184,19 +184,9 @@ class TarReader:
             if not zero and size % BLOCK and self.read(data + size, 1) != b"\0":  # readers disagree on its end
                 raise self._damaged("a long name that ends with a zero", repr(name[-40:]), data)
             return {b"path": name}
-        records = self._records(text, data)
-        if kind == b"g":
-            if records.keys() & {b"path", b"size"}:
-                raise self._refused("a global header that renames or resizes all files", data - BLOCK)
-            return {}
-        if b"path" in records:
-            records[b"path"] = records[b"path"].rstrip(b"/")
-        return records
-
-    def _records(self, text: bytes, data: int) -> dict[bytes, bytes]:
-        """The records of a PAX header: ``length keyword=value`` and a newline each."""
-        place, records = 0, {}
-        while place < len(text):
+        records: dict[bytes, bytes] = {}
+        place = 0
+        while place < len(text):  # PAX: ``length keyword=value`` and a newline each
             digits, blank, _ = text[place : place + 20].partition(b" ")
             length = int(digits) if blank and digits.isdigit() else 0
             record = text[place : place + length]
@@ -205,6 +195,12 @@ class TarReader:
                 raise self._damaged("records of an extended header", repr(text[place : place + 40]), data + place)
             records[keyword] = value
             place += length
+        if kind == b"g":
+            if records.keys() & {b"path", b"size"}:
+                raise self._refused("a global header that renames or resizes all files", data - BLOCK)
+            return {}
+        if b"path" in records:
+            records[b"path"] = records[b"path"].rstrip(b"/")
         return records
 
     def _at(self, offset: int) -> str:

@@ -80,11 +80,9 @@ class _WidsDataset(msgspec.Struct):
 
 
 @decodable
-class _Wids(msgspec.Struct):
+class _Wids(_WidsDataset, kw_only=True):
     wids_version: int
-    shardlist: list[_WidsShard] = []
     datasets: list[_WidsDataset] = []
-    base: str | None = None
 
 
 def read_wids(path: str, *, check: bool = True) -> ShardList:
@@ -92,7 +90,6 @@ def read_wids(path: str, *, check: bool = True) -> ShardList:
     descriptor = read_json(path, _Wids)
     if descriptor.wids_version != 1:
         raise SourceError("an unknown version of wids", expected="1", found=descriptor.wids_version, where=path)
-    pairs = [(shard, descriptor.base) for shard in descriptor.shardlist]
     for component in descriptor.datasets:
         if component.shardlist is None:
             raise SourceError(
@@ -101,18 +98,17 @@ def read_wids(path: str, *, check: bool = True) -> ShardList:
                 where=path,
                 remedy="open that one; rankfeed.concat joins several",
             )
-        pairs += [(shard, component.base) for shard in component.shardlist]
+    parts = descriptor, *descriptor.datasets
+    pairs = [(shard, part.base) for part in parts for shard in part.shardlist or ()]
     if not pairs:
         raise SourceError("a wids descriptor names no shards", where=path)
-    described = [shard for shard, _ in pairs]
-    for shard in described:
+    described, shards = [shard for shard, _ in pairs], list[str]()
+    for shard, base in pairs:
         check_data_name(shard.url, path)  # also behind a base
-    folder = os.path.dirname(os.path.abspath(path))
-    shards = [
-        resolve_data_name(folder, f"{base}/{shard.url}" if base else shard.url, path) for shard, base in pairs
-    ]
-    for place, shard in zip(shards, described, strict=True) if check else ():
-        check_shard_size(place, shard.filesize, path)
+        name = f"{base}/{shard.url}" if base else shard.url
+        shards.append(resolve_data_name(os.path.dirname(os.path.abspath(path)), name, path))
+        if check:
+            check_shard_size(shards[-1], shard.filesize, path)
     return ShardList(
         shards,
         [shard.url for shard in described],
@@ -142,36 +138,30 @@ def _read_energon(folder: str, split: str | None) -> ShardList:
     if info is None:
         raise CorruptError("Energon's description has no counts of shards", where=meta)
     counts = info.shard_counts
-    names, excluded = list(counts), frozenset[str]()
+    names, excluded, where = list(counts), frozenset[str](), meta / "split.yaml"
     if parts is not None:
-        names, excluded = _part(parts, split, meta / "split.yaml")
-    for name in names:
-        if name not in counts:
-            raise CorruptError(
-                "a shard of the split is not among those that Energon counted",
-                found=name,
-                where=meta / "split.yaml",
-                remedy="run `energon prepare` again",
+        table = parts.split_parts
+        chosen = [part for part, patterns in table.items() if patterns] if split is None else [split]
+        if len(chosen) != 1 or chosen[0] not in table:
+            raise ArgumentError(
+                "the dataset has several splits: choose one" if split is None else "no such split",
+                expected="split=" + " or split=".join(map(repr, table)),
+                found=split,
+                where=where,
             )
+        excluded = frozenset(_expanded(parts.exclude or [], where))
+        names = [name for name in _expanded(table[chosen[0]], where) if name not in excluded]
+    if missing := [name for name in names if name not in counts]:
+        raise CorruptError(
+            "a shard of the split is not among those that Energon counted",
+            found=missing[0],
+            where=where,
+            remedy="run `energon prepare` again",
+        )
     shards = [resolve_data_name(os.path.abspath(folder), name, meta) for name in names]
     for shard in shards:
         check_shard_size(shard, None, meta)
     return ShardList(shards, names, [counts[name] for name in names], excluded, str(meta))
-
-
-def _part(parts: _EnergonSplit, split: str | None, where: Path) -> tuple[list[str], frozenset[str]]:
-    """The names of the shards of a split, and the names that it excludes."""
-    table = parts.split_parts
-    chosen = [name for name, names in table.items() if names] if split is None else [split]
-    if len(chosen) != 1 or chosen[0] not in table:
-        raise ArgumentError(
-            "the dataset has several splits: choose one" if split is None else "no such split",
-            expected="split=" + " or split=".join(map(repr, table)),
-            found=split,
-            where=where,
-        )
-    excluded = frozenset(_expanded(parts.exclude or [], where))
-    return [name for name in _expanded(table[chosen[0]], where) if name not in excluded], excluded
 
 
 def _expanded(patterns: list[str], where: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """The indexed shards of a dataset, opened when they are read, and the samples in them."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -40,10 +41,9 @@ class ShardSet:
         self._cache = cache
         self.summaries = cache.summaries(self.paths)
         #: Samples of each extension, in order of appearance.
-        self.extensions: dict[str, int] = {}
+        self.extensions: Counter[str] = Counter()
         for shard_number, (summary, count) in enumerate(zip(self.summaries, listed.counts, strict=True)):
-            for member in summary.extensions:
-                self.extensions[member.name] = self.extensions.get(member.name, 0) + member.count
+            self.extensions.update({member.name: member.count for member in summary.extensions})
             if count not in (None, summary.samples):
                 raise SourceError(
                     "a shard has another number of samples than its description says",
@@ -73,9 +73,8 @@ class ShardSet:
 
     def _count(self) -> None:
         #: int64, samples of each shard that are not left out.
-        self.counts = np.array([summary.samples for summary in self.summaries], np.int64)
-        for shard_number, rows in self._kept.items():
-            self.counts[shard_number] = len(rows)
+        samples = (len(self._kept.get(index, range(entry.samples))) for index, entry in enumerate(self.summaries))
+        self.counts = np.fromiter(samples, np.int64)
         #: int64 [shards + 1], first sample id of each shard, and their number at the end.
         self.starts = starts_of(self.counts)
 

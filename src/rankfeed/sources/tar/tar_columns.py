@@ -1,7 +1,6 @@
 """The columns of tar shards: which there are, and their values, as pointers into the mapped files or decoded."""
 
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -63,17 +62,15 @@ class SampleBatch:
     def members(self, extension: str) -> list[ByteSlices]:
         """The members of one extension, by shard; of length -1 for a sample without one."""
 
-        def find(shard: Shard, rows: Int64, slots: Int64 | None) -> ByteSlices:
-            starts, sizes = shard.index.locate(extension, rows)
-
-            def place(row: int) -> str:
-                key = shard.index.key(int(rows[row]))
-                return f"{shard.path}, sample {key!r}, .{extension} at offset {starts[row]}"
-
-            return ByteSlices(shard.memory, starts, sizes, slots, place)
+        def place(shard: Shard, rows: Int64, starts: Int64, row: int) -> str:
+            key = shard.index.key(int(rows[row]))
+            return f"{shard.path}, sample {key!r}, .{extension} at offset {starts[row]}"
 
         if extension not in self._members:
-            self._members[extension] = [find(*location) for location in self.places]
+            members = self._members[extension] = []
+            for shard, rows, slots in self.places:
+                starts, sizes = shard.index.locate(extension, rows)
+                members.append(ByteSlices(shard.memory, starts, sizes, slots, partial(place, shard, rows, starts)))
         return self._members[extension]
 
     def values(self, extension: str, decode: Callable[[bytes], Any]) -> list[Any]:
@@ -108,9 +105,8 @@ class NpyReader:
 
     def __init__(self, extension: str, field: Field) -> None:
         self._extension, self._field = extension, field
-        self._row_bytes = np.dtype(field.dtype).itemsize * math.prod(field.shape)
-        #: By the first bytes of a member: offset of its elements, rows, offset of its end, and if it is readable
-        #: in place.
+        self._row_bytes = field.row_bytes()
+        #: By the first bytes of a member: offset of its elements, rows, end, and whether it is readable in place.
         self._layouts: dict[bytes, tuple[int, int, int, bool]] = {}
 
     def column(self, members: Sequence[ByteSlices]) -> Column | None:

@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -174,7 +174,7 @@ def scan(path: str) -> TarIndex:
         samples=len(keys),
         key_bytes=len(arrays[-1]),
         end=reader.offset,
-        digest=digest_of(_body(*arrays)),
+        digest=digest_of(b"".join(array.tobytes() for array in arrays)),
         headers=headers,
         repeated=next(
             ((first[key], row) for row, key in enumerate(keys) if first.setdefault(key, row) != row), None
@@ -203,25 +203,20 @@ def encode(index: TarIndex) -> bytes:
     header = msgspec.json.encode(index.summary)
     header += b" " * (-(_PREFIX.size + len(header)) % 8)
     prefix = _PREFIX.pack(_MAGIC, len(header), xxhash.xxh3_64_intdigest(header))
-    return (
-        prefix
-        + header
-        + _body(index.offsets, index.key_offsets, index.rows, index.starts, index.sizes, index.keys)
-    )
-
-
-def _body(*arrays: npt.NDArray[Any]) -> bytes:
-    return b"".join(array.tobytes() for array in arrays)
+    arrays = index.offsets, index.key_offsets, index.rows, index.starts, index.sizes, index.keys
+    return b"".join((prefix, header, *(array.tobytes() for array in arrays)))
 
 
 def decode(data: Bytes8) -> TarIndex | None:
     """The index in the content of a file, as views of it; None if it is not valid."""
-    header = _decode_summary(data)
-    if header is None or digest_of(data[header[1] :].data) != header[0].digest:
+    summary = _decode_summary(data)
+    if summary is None:
         return None
-    summary, end = header
     counts = _array_lengths(summary)
-    numbers, keys = data[end : end + 8 * sum(counts)].view(np.int64), data[end + 8 * sum(counts) :]
+    body = data[len(data) - 8 * sum(counts) - summary.key_bytes :]
+    if digest_of(body.data) != summary.digest:
+        return None
+    numbers, keys = body[: 8 * sum(counts)].view(np.int64), body[8 * sum(counts) :]
     offsets, key_offsets, rows, starts, sizes = np.split(numbers, np.cumsum(counts)[:-1])
     # A checksum protects against damage, not against a hostile writer.
     is_valid = (
@@ -240,19 +235,17 @@ def decode(data: Bytes8) -> TarIndex | None:
 def read_summary(path: str | os.PathLike[str]) -> Summary | None:
     """The header of an index file; None if there is no valid one."""
     try:
-        header = _decode_summary(map_file(path)) if os.path.isfile(path) else None
+        return _decode_summary(map_file(path)) if os.path.isfile(path) else None
     except SourceError:
         return None
-    return None if header is None else header[0]
 
 
-def _decode_summary(data: Bytes8) -> tuple[Summary, int] | None:
-    """The header of an index, and where its arrays begin; None if it is not valid."""
+def _decode_summary(data: Bytes8) -> Summary | None:
+    """The header of an index; None if it is not valid."""
     if len(data) < _PREFIX.size:
         return None
     magic, length, checksum = _PREFIX.unpack_from(data.data)
     header = data[_PREFIX.size : _PREFIX.size + length].tobytes() if magic == _MAGIC else b""
-    end = _PREFIX.size + len(header)
     if xxhash.xxh3_64_intdigest(header) != checksum:
         return None
     try:
@@ -262,9 +255,9 @@ def _decode_summary(data: Bytes8) -> tuple[Summary, int] | None:
     is_valid = (
         all(entry.count <= summary.samples and entry.name not in _RESERVED for entry in summary.extensions)
         and all(row < summary.samples for row in summary.repeated or ())
-        and len(data) == end + 8 * sum(_array_lengths(summary)) + summary.key_bytes
+        and len(data) == _PREFIX.size + len(header) + 8 * sum(_array_lengths(summary)) + summary.key_bytes
     )
-    return (summary, end) if is_valid else None
+    return summary if is_valid else None
 
 
 def _array_lengths(summary: Summary) -> list[int]:

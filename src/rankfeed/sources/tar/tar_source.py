@@ -17,8 +17,7 @@ from rankfeed.columns.pointers import RowPointers, file_of
 from rankfeed.errors import SourceError
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_ids, even_blocks, probe_ids
-from rankfeed.sources.tar.decompress import decompressed
-from rankfeed.sources.tar.index_cache import IndexCache
+from rankfeed.sources.tar.index_cache import IndexCache, decompressed
 from rankfeed.sources.tar.shard_list import list_shards
 from rankfeed.sources.tar.shards import Missing, ShardSet
 from rankfeed.sources.tar.tar_columns import Decode, SampleBatch, derived_of, schema_of

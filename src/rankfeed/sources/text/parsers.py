@@ -64,6 +64,10 @@ class Text(NamedTuple):
     path: str
     first_line: int = 1
 
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """The lines with their numbers in the file."""
+        return enumerate(BytesIO(self.content), self.first_line)
+
 
 class TextParser(ABC):
     """A parser of CSV or JSON lines.
@@ -252,7 +256,8 @@ class CsvParser(TextParser):
             table.schema.names  # noqa: B018  (Arrow decodes them when they are used)
         # A value without an end reaches the end of the text: in the last line, or with lines in it.
         last_line = text.content[text.content.rfind(b"\n") + 1 :]
-        if b'"' in last_line or any(_ends_with_lines(column) for column in table.columns):
+        texts = [column for column in table.columns if column.type in (pa.string(), pa.binary()) and len(column)]
+        if b'"' in last_line or any(b"\n" in (column[-1].cast("binary").as_py() or b"") for column in texts):
             self._check_quotes(text)
         return table
 
@@ -264,18 +269,15 @@ class CsvParser(TextParser):
         for row in np.flatnonzero(np.asarray(is_long)).tolist():
             value = column[row].as_py()
             if _INTEGER.fullmatch(value) and is_rounded(value):
-                yield self._line_of_row(text, row + (names is None)), field.name or UNNAMED, value
+                content = StringIO(text.content.decode(errors="replace"))
+                reader = csv_reader(content, delimiter=self._delimiter_of(text.path))
+                row += names is None  # the header
+                line = f"row {row}"
+                with suppress(CsvError, StopIteration):
+                    lines = (reader.line_num for values in reader if values)
+                    line = f"line {next(islice(lines, row, None)) + text.first_line - 1}"
+                yield line, field.name or UNNAMED, value
                 return
-
-    def _line_of_row(self, text: Text, row: int) -> str:
-        """The line in which a row ends, for error messages; the header is a row."""
-        content = StringIO(text.content.decode(errors="replace"))
-        reader = csv_reader(content, delimiter=self._delimiter_of(text.path))
-        try:
-            lines = (reader.line_num for values in reader if values)
-            return f"line {next(islice(lines, row, None)) + text.first_line - 1}"
-        except (CsvError, StopIteration):
-            return f"row {row}"
 
     def _delimiter_of(self, path: str) -> str:
         if self._delimiter is not None:
@@ -287,12 +289,6 @@ class CsvParser(TextParser):
         delimiter = re.escape(self._delimiter_of(path).encode())
         # A quote within an unquoted value is a character.
         return re.compile(rb'"(?<![^\n\r' + delimiter + rb']")(?:[^"]++|"")*+("?)')
-
-
-def _ends_with_lines(column: Any) -> bool:
-    """Whether the last value of a column contains a line feed."""
-    is_text = column.type in (pa.string(), pa.binary()) and len(column)
-    return bool(is_text) and b"\n" in (column[-1].cast(pa.binary()).as_py() or b"")
 
 
 @decodable
@@ -319,7 +315,7 @@ class JsonParser(TextParser):
         content = text.content
         for word in _WORDS:
             content = content.replace(word, b"0")
-        for line_number, line in enumerate(BytesIO(content), text.first_line):
+        for line_number, line in text._replace(content=content).lines():
             try:
                 _decode(line.decode())
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -331,14 +327,19 @@ class JsonParser(TextParser):
                         where=f"{text.path}, line {line_number}",
                         remedy="correct or remove the line, or write the file again",
                     ) from error
-            except RecursionError as error:
-                raise _nested_too_deeply(text, line_number) from error
+            except RecursionError:  # the levels are counted below
+                pass
             if line.count(b"[") + line.count(b"{") > _MOST_LEVELS:
                 nested = _STRING.sub(b"", line).translate(_PARENTHESES, _NO_BRACKETS)
                 for _ in range(_MOST_LEVELS):
                     nested = nested.replace(b"()", b"")
                 if nested:
-                    raise _nested_too_deeply(text, line_number)
+                    raise SourceError(
+                        "a line of JSON is nested too deeply",
+                        expected=f"up to {_MOST_LEVELS} levels",
+                        where=f"{text.path}, line {line_number}",
+                        remedy="write the inner part as a string",
+                    )
         _check_keys(text)
 
     def _parse(self, text: Text, types: Mapping[str, Any], names: Sequence[str] | None) -> Any:
@@ -360,7 +361,7 @@ class JsonParser(TextParser):
             message = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
             where = text.path
             if row := _ROW.search(message):  # empty lines are not rows
-                rows = (line_number for line_number, line in _lines(text) if line.strip())
+                rows = (line_number for line_number, line in text.lines() if line.strip())
                 where = f"{where}, line {next(islice(rows, int(row[1]), None), '?')}"
             raise CorruptError("the text cannot be parsed", found=message, where=where, remedy=REMEDY) from error
 
@@ -377,24 +378,10 @@ class JsonParser(TextParser):
             elif type(value) is int and kind == "double" and is_rounded(value):
                 yield name, value
 
-        for line_number, line in _lines(text):
+        for line_number, line in text.lines():
             if _LONG_INTEGER.search(line):
                 for name, integer in walk(field.name or UNNAMED, field.type, json.loads(line).get(field.name)):
                     yield f"line {line_number}", name, integer
-
-
-def _lines(text: Text) -> Iterator[tuple[int, bytes]]:
-    """The lines of a text with their numbers in the file."""
-    return enumerate(BytesIO(text.content), text.first_line)
-
-
-def _nested_too_deeply(text: Text, line_number: int) -> SourceError:
-    return SourceError(
-        "a line of JSON is nested too deeply",
-        expected=f"up to {_MOST_LEVELS} levels",
-        where=f"{text.path}, line {line_number}",
-        remedy="write the inner part as a string",
-    )
 
 
 def _check_keys(text: Text) -> None:

@@ -182,7 +182,11 @@ def rows(
     parser = CsvParser(types, delimiter) if kind == "csv" else JsonParser(types)
     paths = text_files(where, kind)
     if kind == "csv" and types:  # for JSON, the first row reports that such a column is null
-        _check_csv_types(paths, parser, columns)
+        names: dict[str, None] = {}
+        for path in paths:
+            if not types.keys() <= names.keys():  # usually the first file has all
+                names |= dict.fromkeys(next(_stream(path, parser, columns)).schema.names)
+        parser.check_types(list(names), listed(paths))
     for path in paths:
         first = 0
         for table in _stream(path, parser, columns):
@@ -259,16 +263,6 @@ def _open_text(path: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def _check_csv_types(paths: Sequence[str], parser: TextParser, columns: Sequence[str] | None) -> None:
-    """Refuse types of columns that no file has; usually the first file has all."""
-    names: dict[str, None] = {}
-    for path in paths:
-        if parser.types.keys() <= names.keys():
-            return
-        names |= dict.fromkeys(next(_stream(path, parser, columns)).schema.names)
-    parser.check_types(list(names), listed(paths))
-
-
 def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequence[str] | None) -> Any:
     """One schema for all files: types are widened only from integers to types that hold them."""
     for path, schema in zip(paths, schemas, strict=True):
@@ -289,7 +283,9 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
                 both = [pa.schema([(name, one)]) for one in (kind, other)]
                 kind = pa.unify_schemas(both, promote_options="permissive").field(0).type
             except pa.ArrowException as error:
-                if columns is None or any(_contains(name, column) for column in columns):
+                # A column inside this one, or its mask, needs this one.
+                chosen = [name] if columns is None else [column.removesuffix(VALID) for column in columns]
+                if name in (columns or chosen) or any(f"{path}.".startswith(f"{name}.") for path in chosen):
                     raise SourceError(
                         "the files differ in their columns",
                         expected=f"no column {name!r}" if kind is None else f"{name}: {kind} as in {paths[0]}",
@@ -302,11 +298,6 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
         else:
             common[name] = kind
     return pa.schema(list(common.items()))
-
-
-def _contains(name: str, column: str) -> bool:
-    """Whether a field, or the mask of one, is in a column of this name."""
-    return f"{column.removesuffix(VALID)}.".startswith(f"{name}.") or column == name
 
 
 def _cast(table: Any, fields: Sequence[Any], path: str) -> Any:
