@@ -132,7 +132,10 @@ def judge_samples(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator
         findings = [*_excess(epoch, facts)]
         if all(each.severity != "error" for each in findings):
             findings += _lack(epoch, facts, same=same_lack, other=other_lack)
-        if facts.expectation == "control" and not facts.exact and not _is_one_sided(epoch, facts):
+        pads = not epoch.repeated or _is_padding(epoch, facts)
+        # Samples that only repeat, or only lack, show even in fields that samples have in common.
+        is_one_sided = pads != ((epoch.missing or 0) <= _limit(epoch, facts))
+        if facts.expectation == "control" and not facts.exact and not is_one_sided:
             text = f"{facts.place(epoch)}: stable fields are as in the control, but samples have them in common"
             findings = [finding("not-counted", "unproven", "samples cannot be distinguished", text)]
         if facts.keys == "ids" or facts.expected != epoch.samples:
@@ -144,12 +147,6 @@ def judge_samples(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator
     if facts.expectation in (None, "epochs"):
         what = "which samples are expected is not known, so missing ones are not seen"
         yield finding("expected-unknown", "unproven", what)
-
-
-def _is_one_sided(epoch: EpochReport, facts: JudgedFacts) -> bool:
-    """Whether many samples only repeat, or only lack: even fields that samples have in common show that."""
-    pads = not epoch.repeated or _is_padding(epoch, facts)
-    return pads != ((epoch.missing or 0) <= _limit(epoch, facts))
 
 
 def _limit(epoch: EpochReport, facts: JudgedFacts) -> int:

@@ -1,7 +1,7 @@
 """What a job delivered, by the ledgers of its ranks: finished or killed, over all its launches."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain, groupby
@@ -226,7 +226,9 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
         gaps.setdefault(gap.epoch, []).append(gap)
     facts = JudgedFacts("ids", "plan", where=content.data, recorded=not uncertain)
     last_passes = {coverage.epoch: coverage for coverage in line.passes}
-    unproven = _unproven(passes)
+    unproven: dict[int, Counter[str]] = {}  # by epoch and function, steps of which the batch may lack samples
+    for one in passes:
+        unproven.setdefault(one.content.epoch, Counter()).update(one.unproven)
     epochs = [*_epochs(line, gaps, unproven, limit)]
     for epoch in epochs:
         recorded = []
@@ -235,7 +237,7 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
                 what = "the first recorded pass began within an epoch; what came before is in no ledger"
                 remedy = "record all launches with audit="
                 findings.append(Finding("not-recorded", "unproven", what, (str(gap),), remedy))
-            elif _is_absent(gap, launches):
+            elif gap.coverage and gap.rank is not None and gap.rank not in launches[gap.coverage.launch].processes:
                 findings.append(_absent_ledger(str(gap)))
             else:
                 recorded.append(gap)
@@ -246,21 +248,6 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
             findings.append(rows_not_proven(function, text))
     described = [launch.as_dict() for launch in launches]
     return LoaderRun(content.data, dict(content.plan), content.source, described, epochs), findings
-
-
-def _unproven(passes: Iterable[LedgerPass]) -> dict[int, Counter[str]]:
-    """By epoch and function, steps of which the batch may lack samples."""
-    unproven: dict[int, Counter[str]] = {}
-    for one in passes:
-        unproven.setdefault(one.content.epoch, Counter()).update(one.unproven)
-    return unproven
-
-
-def _is_absent(gap: Gap, launches: Sequence[Launch]) -> bool:
-    """Whether the rank that lacks its share left no ledger of its launch."""
-    if gap.coverage is None or gap.rank is None:
-        return False
-    return gap.rank not in launches[gap.coverage.launch].processes
 
 
 def _report(epoch: EpochRun, last: Coverage | None, gaps: Sequence[Gap]) -> EpochReport:
