@@ -98,7 +98,13 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
     for figure, caption, unit, part, whole in _RATIOS:
         if total[whole] or whole == "seconds":
             percent = unit.startswith("%")
-            values = {name: _ratio(table, part, whole, percent) for name, table in tables.items()}
+            values = {}  # by rank: times, and the growth of one count by that of another since the snapshot before
+            for name, table in tables.items():
+                grown = np.diff(table, axis=0, prepend=0)
+                numerator, denominator = grown[:, _NAMES.index(part)], grown[:, _NAMES.index(whole)]
+                ratios = np.full(len(table), np.nan)
+                np.divide(numerator, denominator, out=ratios, where=denominator > _INSTANT)
+                values[name] = table[:, 2], np.clip(100 * ratios, 0, 100) if percent else ratios
             figures.append(_lines(figure, caption, unit, values))
             if percent:
                 facts[figure.lower()] = f"{min(1.0, total[part] / max(total[whole], _INSTANT)):.1%}"
@@ -108,7 +114,20 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
         figures.append(_lines("Private memory", caption, "MiB", memory))
     limits = ": loading limits this job." if waited > _WAITED else ", so loading does not limit this job."
     verdict = verdict_of(findings) if findings else None  # rates prove nothing
-    findings += [_waits(tables, waited)] if waited > _WAITED else []
+    if waited > _WAITED:
+        shares = {name: table[-1, 3] / max(table[-1, 2], _INSTANT) for name, table in tables.items()}
+        most = max(shares, key=lambda name: shares[name])
+        findings.append(
+            Finding(
+                "waits-for-data",
+                "warning",
+                f"training waited for data for {waited:.0%} of the time",
+                (f"{most} waited most: {min(1.0, shares[most]):.0%} of its time",),
+                "the stage with the most seconds in loader.stats() limits it: more workers, processes for "
+                'transforms in Python (worker_kind="process"), or data written for reading in place '
+                "(rankfeed.write)",
+            )
+        )
     return Page(
         title=title or "Rates of a run",
         verdict=verdict,
@@ -119,20 +138,6 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
     )
 
 
-def _waits(tables: Mapping[str, Floats], waited: float) -> Finding:
-    """The finding that loading limits the job, with the rank that waited most."""
-    shares = {name: table[-1, 3] / max(table[-1, 2], _INSTANT) for name, table in tables.items()}
-    name = max(shares, key=lambda name: shares[name])
-    return Finding(
-        "waits-for-data",
-        "warning",
-        f"training waited for data for {waited:.0%} of the time",
-        (f"{name} waited most: {min(1.0, shares[name]):.0%} of its time",),
-        "the stage with the most seconds in loader.stats() limits it: more workers, processes for transforms in "
-        'Python (worker_kind="process"), or data written for reading in place (rankfeed.write)',
-    )
-
-
 def _continued(snapshots: Sequence[StatsSnapshot]) -> Floats:
     """A row for each snapshot that is drawn; a loader that was made to resume counts from 0."""
     table = np.array([msgspec.structs.astuple(snapshot) for snapshot in snapshots], float)
@@ -140,15 +145,6 @@ def _continued(snapshots: Sequence[StatsSnapshot]) -> Floats:
     restarted = (np.diff(counts[:, [0, 2]], axis=0) < 0).any(axis=1, keepdims=True)  # steps or seconds
     counts[1:] += np.cumsum(restarted * counts[:-1], axis=0)
     return table[np.linspace(0, len(table) - 1, min(len(table), _POINTS), dtype=int)]
-
-
-def _ratio(table: Floats, part: str, whole: str, percent: bool) -> tuple[Floats, Floats]:
-    """Times, and the growth of one count by that of another since the snapshot before."""
-    grown = np.diff(table, axis=0, prepend=0)
-    numerator, of = grown[:, _NAMES.index(part)], grown[:, _NAMES.index(whole)]
-    ratios = np.full(len(table), np.nan)
-    np.divide(numerator, of, out=ratios, where=of > _INSTANT)
-    return table[:, 2], np.clip(100 * ratios, 0, 100) if percent else ratios
 
 
 def _lines(title: str, caption: str, unit: str, values: Mapping[str, tuple[Floats, Floats]]) -> Figure:

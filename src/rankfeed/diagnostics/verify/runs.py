@@ -237,7 +237,11 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
                 what = "the first recorded pass began within an epoch; what came before is in no ledger"
                 remedy = "record all launches with audit="
                 findings.append(Finding("not-recorded", "unproven", what, (str(gap),), remedy))
-            elif gap.coverage and gap.rank is not None and gap.rank not in launches[gap.coverage.launch].processes:
+            elif (
+                gap.coverage is not None
+                and gap.rank is not None
+                and gap.rank not in launches[gap.coverage.launch].processes
+            ):
                 findings.append(_absent_ledger(str(gap)))
             else:
                 recorded.append(gap)
