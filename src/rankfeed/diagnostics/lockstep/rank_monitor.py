@@ -161,7 +161,15 @@ class RankMonitor:
                     return
                 with suppress(Exception):  # it is late, and is asked again
                     self._store.connect()
-            self._hurry.wait(_TICK if self._is_urgent() else _EVERY)
+            # More often while the ranks get to know each other, or when something is about to be decided.
+            is_urgent = (
+                exchange.judgement.cause
+                or self.local.failure
+                or self.local.progress.closed
+                or self._observer.now < _START
+                or self._observer.standing >= self._limit - _SOON
+            )
+            self._hurry.wait(_TICK if is_urgent else _EVERY)
             self._hurry.clear()
         with suppress(Exception):
             exchange.leave(self._status())
@@ -172,11 +180,6 @@ class RankMonitor:
         if self._has_store:
             return judgement.over and not self._exchange.needs_store()
         return judgement.over or judgement.cause is not None
-
-    def _is_urgent(self) -> bool:
-        """Whether the ranks get to know each other, or something is about to be decided."""
-        is_decided = self._exchange.judgement.cause or self.local.failure or self.local.progress.closed
-        return bool(is_decided) or self._observer.now < _START or self._observer.standing >= self._limit - _SOON
 
     def _lost_store(self) -> bool:
         return not self._has_store and self._store.port > 0 and not self._store.exists()
