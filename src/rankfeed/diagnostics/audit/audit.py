@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,7 +76,7 @@ def audit(
         >>> report.sound, report.findings[0].code, report.findings[0].evidence[1]
         (False, 'repeated-samples', 'epoch 0: 1 of 5 samples are not delivered: 3')
     """
-    processes = AuditProcesses.detect()
+    processes = AuditProcesses()
     with ExitStack() as stack:
         reader: AuditReader
         expected: Universe
@@ -257,16 +257,10 @@ class Universe:
         )
 
 
-@dataclass(frozen=True)
 class AuditProcesses:
-    """This process among all."""
+    """This process among all, as the launcher describes them."""
 
-    rank: int
-    world_size: int
-
-    @classmethod
-    def detect(cls) -> AuditProcesses:
-        """Find them."""
+    def __init__(self) -> None:
         here = Topology.detect()
         if here.world_size > 1 and process_group() is None:
             raise AuditError(
@@ -274,7 +268,7 @@ class AuditProcesses:
                 found=f"rank {here.rank} of {here.world_size}, as {here.launcher} says",
                 remedy='call torch.distributed.init_process_group("gloo") before it',
             )
-        return cls(here.rank, here.world_size)
+        self.rank, self.world_size = here.rank, here.world_size
 
     def gather(self, value: _T) -> list[_T]:
         """The values of all processes, on each of them."""

@@ -15,6 +15,7 @@ from rankfeed.diagnostics.report.charts import lines
 from rankfeed.diagnostics.report.page import Figure, Page, Section
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage.commit import decodable
+from rankfeed.storage.file_errors import os_errors
 
 #: Snapshots of a chart, ranks that have a line each, and the share of waiting that is worth attention.
 _POINTS, _RANKS, _WAITED = 120, 4, 0.1
@@ -59,10 +60,8 @@ def read_stats(path: str | os.PathLike[str]) -> list[StatsSnapshot]:
         SourceError: the file cannot be read, or is empty.
         CorruptError: a line is no snapshot.
     """
-    try:
+    with os_errors(SourceError, "the snapshots cannot be read", path):
         content = Path(path).read_bytes()
-    except OSError as error:
-        raise SourceError("the snapshots cannot be read", found=error.strerror or error, where=path) from error
     expected = "lines of json.dumps(loader.stats())"
     try:
         snapshots = msgspec.json.Decoder(StatsSnapshot).decode_lines(content[: content.rfind(b"\n") + 1])
@@ -98,13 +97,7 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
     for figure, caption, unit, part, whole in _RATIOS:
         if total[whole] or whole == "seconds":
             percent = unit.startswith("%")
-            values = {}  # by rank: times, and the growth of one count by that of another since the snapshot before
-            for name, table in tables.items():
-                grown = np.diff(table, axis=0, prepend=0)
-                numerator, denominator = grown[:, _NAMES.index(part)], grown[:, _NAMES.index(whole)]
-                ratios = np.full(len(table), np.nan)
-                np.divide(numerator, denominator, out=ratios, where=denominator > _INSTANT)
-                values[name] = table[:, 2], np.clip(100 * ratios, 0, 100) if percent else ratios
+            values = {name: _ratio(table, part, whole, percent) for name, table in tables.items()}
             figures.append(_lines(figure, caption, unit, values))
             if percent:
                 facts[figure.lower()] = f"{min(1.0, total[part] / max(total[whole], _INSTANT)):.1%}"
@@ -145,6 +138,15 @@ def _continued(snapshots: Sequence[StatsSnapshot]) -> Floats:
     restarted = (np.diff(counts[:, [0, 2]], axis=0) < 0).any(axis=1, keepdims=True)  # steps or seconds
     counts[1:] += np.cumsum(restarted * counts[:-1], axis=0)
     return table[np.linspace(0, len(table) - 1, min(len(table), _POINTS), dtype=int)]
+
+
+def _ratio(table: Floats, part: str, whole: str, percent: bool) -> tuple[Floats, Floats]:
+    """Times, and the growth of one count by that of another since the snapshot before."""
+    grown = np.diff(table, axis=0, prepend=0)
+    numerator, denominator = grown[:, _NAMES.index(part)], grown[:, _NAMES.index(whole)]
+    ratios = np.full(len(table), np.nan)
+    np.divide(numerator, denominator, out=ratios, where=denominator > _INSTANT)
+    return table[:, 2], np.clip(100 * ratios, 0, 100) if percent else ratios
 
 
 def _lines(title: str, caption: str, unit: str, values: Mapping[str, tuple[Floats, Floats]]) -> Figure:

@@ -13,13 +13,7 @@ from rankfeed.diagnostics.deliveries import EpochReport, RankEpoch
 from rankfeed.diagnostics.findings import Finding, Judged, merged, rows_not_proven
 from rankfeed.diagnostics.judge import JudgedFacts, judge_samples
 from rankfeed.diagnostics.verify.ledgers import Launch, LedgerPass, launches_of, read_folder
-from rankfeed.diagnostics.verify.timeline import (
-    DeliveryTimeline,
-    expected_end,
-    gaps_of,
-    join_launches,
-    join_ranks,
-)
+from rankfeed.diagnostics.verify.timeline import DeliveryTimeline, expected_end, gaps_of, join_launches, join_ranks
 from rankfeed.errors import listed
 from rankfeed.plan import Coverage, Gap
 
@@ -284,10 +278,7 @@ def _of_rank(processes: Sequence[Sequence[LedgerPass]], launch: int) -> Delivery
 
 
 def _epochs(
-    line: DeliveryTimeline,
-    gaps: Mapping[int, Sequence[Gap]],
-    unproven: Mapping[int, Counter[str]],
-    limit: int,
+    line: DeliveryTimeline, gaps: Mapping[int, Sequence[Gap]], unproven: Mapping[int, Counter[str]], limit: int
 ) -> Iterator[EpochRun]:
     """Count by epochs the samples that were delivered, are missing and were delivered again."""
     passes = {epoch: list(group) for epoch, group in groupby(line.passes, key=lambda coverage: coverage.epoch)}
