@@ -251,9 +251,20 @@ def _has_page_checksums(path: str) -> bool:
 
 
 def _add_decoded(contents: DataContents, place: Any, opening: dict[str, Any]) -> None:
-    """Add all samples; if the data set cannot be opened, those of each of its files that can."""
+    """Add pieces that decode all samples; if the data set cannot be opened, those of each file that can.
+
+    Sizes and times of the files represent the content.
+    """
     try:
-        contents.pieces += _decoded_pieces(open_source(place, **opening), contents.files)
+        source = open_source(place, **opening)
+        stamps = [file_stamp(path) for path in contents.files]
+        nbytes, state = sum(max(0, stamp[1]) for stamp in stamps), digest_of(repr(stamps).encode())
+        size = max(_PIECE_SAMPLES, -(-len(source) // _PIECES))
+        for low in range(0, len(source), size):
+            samples = range(len(source))[low : low + size]
+            check = partial(_decode, source, low, samples.stop)
+            key = (source.fingerprint, state, samples)
+            contents.pieces.append(DataPiece(key, nbytes * len(samples) // len(source), check))
     except UnsafeError:
         raise
     except SourceError as error:
@@ -266,17 +277,6 @@ def _add_decoded(contents: DataContents, place: Any, opening: dict[str, Any]) ->
                 _add_decoded(single, path, opening)
                 contents.pieces += single.pieces
                 contents.damage += single.damage
-
-
-def _decoded_pieces(source: Source, files: Sequence[str]) -> Iterator[DataPiece]:
-    """Pieces that decode all samples of a source; sizes and times of its files represent the content."""
-    stamps = [file_stamp(each) for each in files]
-    nbytes, state = sum(max(0, each[1]) for each in stamps), digest_of(repr(stamps).encode())
-    size = max(_PIECE_SAMPLES, -(-len(source) // _PIECES))
-    for low in range(0, len(source), size):
-        samples = range(len(source))[low : low + size]
-        key = (source.fingerprint, state, samples)
-        yield DataPiece(key, nbytes * len(samples) // len(source), partial(_decode, source, low, samples.stop))
 
 
 def _decode(source: Source, low: int, high: int) -> Iterator[Damage]:
