@@ -18,8 +18,7 @@ from rankfeed.diagnostics.lockstep.collectives import FlightRecorder
 from rankfeed.diagnostics.lockstep.exchange import Exchange, JobStore, Judgement
 from rankfeed.diagnostics.lockstep.find_cause import JobHistory
 from rankfeed.diagnostics.lockstep.progress import LocalProgress, Observer, is_echo
-from rankfeed.diagnostics.lockstep.rank_monitor import RankMonitor
-from rankfeed.diagnostics.lockstep.siblings import SiblingProcesses
+from rankfeed.diagnostics.lockstep.rank_monitor import RankMonitor, SiblingProcesses
 from rankfeed.diagnostics.lockstep.status import GroupCalls, LoopFailure, Progress, RankStatus
 
 

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from tests.diagnostics.fake_loader import FIGURES, FakeLoader, fake_loader
 
 import rankfeed as rf
-from rankfeed.diagnostics.watch.line import line_of
-from rankfeed.diagnostics.watch.watching import RecentRates
+from rankfeed.diagnostics.watch.watching import RecentRates, line_of
 from rankfeed.errors import ArgumentError
 
 LIMIT = 30

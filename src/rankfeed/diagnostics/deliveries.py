@@ -252,9 +252,6 @@ def report_of(
     for name, (_, times, places) in zip(names([key for key, *_ in examples]), examples, strict=True):
         at = (Place(rank, None if worker < 0 else worker, step, row) for rank, worker, step, row in places)
         repeats.append(Repeat(name, times, tuple(at)))
-    repeated = {
-        figures.rank: [counts.repeated[figures.rank, part] for part in range(INTERVALS)] for figures in ranks
-    }
     return EpochReport(
         epoch,
         samples=counts.deliveries,
@@ -264,7 +261,7 @@ def report_of(
         ranks=tuple(
             replace(
                 figures,
-                repeated=tuple(np.trim_zeros(repeated[figures.rank], "b")),
+                repeated=tuple(np.trim_zeros([counts.repeated[figures.rank, at] for at in range(INTERVALS)], "b")),
                 repeated_at_end=counts.repeated_at_end[figures.rank],
             )
             for figures in ranks

@@ -106,15 +106,13 @@ def _endings(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator[Find
             return
         if not least.steps:
             empty = listed([str(rank.rank) for rank in epoch.ranks if not rank.steps])
-            yield finding(
-                "yields-nothing", "error", "some ranks have no batches", f"{place}: no batch for rank {empty}"
-            )
+            text = f"{place}: no batch for rank {empty}"
+            yield finding("yields-nothing", "error", "some ranks have no batches", text)
         if least.steps < most.steps:
             first = listed([str(rank.rank) for rank in epoch.ranks if rank.steps == least.steps])
             counts = ", ".join(f"rank {rank.rank} takes {rank.steps:,}" for rank in epoch.ranks[:16])
-            text = (
-                f"{place}: {counts}; a collective in step {least.steps:,} (from 0) waits forever for rank {first}"
-            )
+            waits = f"a collective in step {least.steps:,} (from 0) waits forever for rank {first}"
+            text = f"{place}: {counts}; {waits}"
             what = "ranks take different numbers of steps: a collective would hang"
             yield finding("uneven-steps", "error", what, text)
 
@@ -132,7 +130,10 @@ def judge_samples(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator
         findings = [*_excess(epoch, facts)]
         if all(each.severity != "error" for each in findings):
             findings += _lack(epoch, facts, same=same_lack, other=other_lack)
-        if facts.expectation == "control" and not facts.exact and not _is_one_sided(epoch, facts):
+        pads = not epoch.repeated or _is_padding(epoch, facts)
+        # Samples that only repeat, or only lack, show even in fields that samples have in common.
+        is_one_sided = pads != ((epoch.missing or 0) <= _limit(epoch, facts))
+        if facts.expectation == "control" and not facts.exact and not is_one_sided:
             text = f"{facts.place(epoch)}: stable fields are as in the control, but samples have them in common"
             findings = [finding("not-counted", "unproven", "samples cannot be distinguished", text)]
         if facts.keys == "ids" or facts.expected != epoch.samples:
@@ -144,12 +145,6 @@ def judge_samples(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator
     if facts.expectation in (None, "epochs"):
         what = "which samples are expected is not known, so missing ones are not seen"
         yield finding("expected-unknown", "unproven", what)
-
-
-def _is_one_sided(epoch: EpochReport, facts: JudgedFacts) -> bool:
-    """Whether many samples only repeat, or only lack: even fields that samples have in common show that."""
-    pads = not epoch.repeated or _is_padding(epoch, facts)
-    return pads != ((epoch.missing or 0) <= _limit(epoch, facts))
 
 
 def _limit(epoch: EpochReport, facts: JudgedFacts) -> int:
@@ -206,11 +201,8 @@ def _excess(epoch: EpochReport, facts: JudgedFacts) -> Iterator[Finding]:
         yield repeats("padded-with-repeats", "note", "some samples repeat as padding")
         return
     if between_ranks:
-        what = (
-            "every rank reads all samples"
-            if between_ranks == epoch.unique * (len(epoch.ranks) - 1)
-            else ("ranks receive the same samples")
-        )
+        is_all = between_ranks == epoch.unique * (len(epoch.ranks) - 1)
+        what = "every rank reads all samples" if is_all else "ranks receive the same samples"
         yield repeats("not-sharded-by-rank", "error", what, between_ranks)
     rest = excess - between_ranks - between_workers
     if workers > 1 and rest and not any(worker != WHOLE_RANK for rank in epoch.ranks for worker in rank.orders):
@@ -235,20 +227,17 @@ def _lack(epoch: EpochReport, facts: JudgedFacts, *, same: bool, other: bool) ->
     if not lack or facts.cut or (traits.replaces and epoch.repeated):
         return
     text, limit = _missing_text(epoch, facts), _limit(epoch, facts)
+    global_batch = len(epoch.ranks) * epoch.batch_size
     if facts.expectation == "plan":
         severity: Severity = "error" if facts.recorded else "unproven"
         yield finding("missing-samples", severity, "samples of the plan are not delivered", *text)
         return
     is_remainder = lack <= limit and lack < epoch.unique
-    parts_of = {
-        "ranks": len(epoch.ranks),
-        "workers": traits.workers,
-        "ranks and workers": len(epoch.ranks) * traits.workers,
-    }
-    for what, parts in parts_of.items():
+    ranks, workers = len(epoch.ranks), traits.workers
+    for what, parts in (("ranks", ranks), ("workers", workers), ("ranks and workers", ranks * workers)):
         arrived = 1 - lack / epoch.expected
         if parts > 1 and not is_remainder and not epoch.repeated and abs(arrived * parts - 1) < _ABOUT:
-            by = "ranks or workers" if len(epoch.ranks) == traits.workers == parts else what
+            by = "ranks or workers" if ranks == workers == parts else what
             text_of = f"only one sample in {parts} is delivered: the data are sharded twice, by {by}"
             yield finding("sharded-twice", "error", text_of, *text)
             return
@@ -257,11 +246,7 @@ def _lack(epoch: EpochReport, facts: JudgedFacts, *, same: bool, other: bool) ->
         yield finding("missing-samples", "unproven", what, *text)
     elif is_remainder and (traits.drops or other):
         yield finding("missing-samples", "note", "the remainder of an epoch is dropped", *text)
-    elif (
-        facts.expectation == "control"
-        and is_remainder
-        and (not same or lack <= len(epoch.ranks) * epoch.batch_size)
-    ):
+    elif facts.expectation == "control" and is_remainder and not (same and lack > global_batch):
         yield finding("missing-samples", "note", "some samples are not delivered", *text)
     else:
         what = "the same samples are missing in every epoch" if same else "samples are not delivered"
@@ -320,12 +305,12 @@ def _content(epochs: Sequence[EpochReport]) -> Finding:
 def _same_order(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator[Finding]:
     """Epochs in the same order, although the loader shuffles."""
     for severity, in_order in (("warning", False), ("note", None)):
-        shuffled = [
-            epoch
+        orders = {
+            epoch.epoch: ",".join(rank.order for rank in epoch.ranks)
             for epoch in epochs
             if any(rank.samples > 1 and rank.in_order is in_order for rank in epoch.ranks)
-        ]
-        if again := _alike({epoch.epoch: ",".join(rank.order for rank in epoch.ranks) for epoch in shuffled}):
+        }
+        if again := _alike(orders):
             what = "epochs have the same order" + " (harmless if the loader does not shuffle)" * (in_order is None)
             text = f"{facts.where}: epochs {listed(again)}" if facts.where else f"epochs {listed(again)}"
             yield finding("same-order-every-epoch", severity, what, text)  # type: ignore[arg-type]

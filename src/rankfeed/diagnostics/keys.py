@@ -33,27 +33,22 @@ def ids_in(batch: Any, key: Key) -> Any:
     """What a batch has where its ids should be; None if there is nothing."""
     if callable(key):
         return key(batch)
-    parts = [key] if isinstance(batch, Mapping) and key in batch else str(key).split(".")
+    parts: list[Any] = [key] if isinstance(batch, Mapping) and key in batch else str(key).split(".")
     try:
         for part in parts:
-            batch = _part_of(batch, part)
+            is_place = str(part).lstrip("-").isdigit()
+            are_tuples = isinstance(batch, list) and batch and all(isinstance(row, tuple) for row in batch)
+            if isinstance(batch, Mapping):
+                batch = batch[part] if part in batch else batch[int(part)]
+            elif is_place:
+                batch = [row[int(part)] for row in batch] if are_tuples else batch[int(part)]
+            elif isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields"):  # a field of each sample
+                batch = [row[part] if isinstance(row, Mapping) else getattr(row, part) for row in batch]
+            else:
+                batch = getattr(batch, part)
     except (KeyError, IndexError, AttributeError, TypeError, ValueError):
         return None
     return batch
-
-
-def _part_of(value: Any, part: Any) -> Any:
-    """A field of a mapping, object or sequence, or of each sample in a list."""
-    if isinstance(value, Mapping):
-        return value[part] if part in value else value[int(part)]
-    is_place = str(part).lstrip("-").isdigit()
-    if isinstance(value, list) and value and all(isinstance(each, tuple) for each in value) and is_place:
-        return [each[int(part)] for each in value]
-    if is_place:
-        return value[int(part)]
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return [each[part] if isinstance(each, Mapping) else getattr(each, part) for each in value]
-    return getattr(value, part)
 
 
 def required_ids(batch: Any, key: Key) -> Any:

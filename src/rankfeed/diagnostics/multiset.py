@@ -42,11 +42,6 @@ class StepLog:
         starts = starts_of(np.asarray(sizes, np.int64))
         return cls(starts, np.asarray(workers, np.int16), np.asarray(digests, np.uint64))
 
-    def places(self, numbers: Int64) -> tuple[Int64, Int64, Int64]:
-        """Step, row and worker of some deliveries."""
-        steps = np.searchsorted(self.starts, numbers, side="right") - 1
-        return steps, numbers - self.starts[steps], self.workers[steps].astype(np.int64)
-
 
 def repeated_batches(logs: Sequence[StepLog]) -> int:
     """Deliveries in batches that were delivered before as they are, on this or another rank."""
@@ -157,7 +152,9 @@ def _locate(
     for rank, (part, log) in enumerate(zip(delivered, logs, strict=True)):
         keys = _find(part.keys, repeated)
         chosen = np.flatnonzero(keys >= 0)
-        steps, rows, workers = log.places(part.numbers[chosen])
+        numbers = part.numbers[chosen]
+        steps = np.searchsorted(log.starts, numbers, side="right") - 1
+        rows, workers = numbers - log.starts[steps], log.workers[steps].astype(np.int64)
         places_by_rank.append(np.stack([np.full(len(chosen), rank), rows, steps, keys[chosen], workers]))
     places = np.concatenate(places_by_rank, axis=1)
     ranks, rows, steps, keys, workers = places[:, np.lexsort(places[:4])]

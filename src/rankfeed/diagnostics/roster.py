@@ -85,7 +85,11 @@ class _Roster:
                 if self.token in reply.tokens:
                     return reply.reports
             reports = {path.stem: record.reports[0] for path, record in self._read("*.json").items()}
-            silences = {token: self._silence(token) for token in reports}
+            silences = {}
+            for token in reports:
+                with suppress(OSError):  # removed meanwhile
+                    changed = stat_uncached(self._directory / f"{token}.json").st_mtime_ns
+                    silences[token] = self._stalls.seconds(token, changed)
             present = {token: report for token, report in reports.items() if self._stalls.has_changed(token)}
             present[self.token] = self._report
             first = min((token for token, report in present.items() if _rank(report) == 0), default="")
@@ -96,13 +100,17 @@ class _Roster:
                 if now > began + self._timeout or (settled and now > settled + _SETTLE):
                     return self._publish(present)
             elif now > began + patience and silences.get(first, _LINGER) >= _LINGER:
-                raise self._without_rank_0([*present.values()], patience, was_there=bool(first))
+                size = 0 if self._report.topology is None else self._report.topology.world_size
+                absent = format_ranks(missing_ranks([*present.values()], size) or [0])
+                raise TopologyError(
+                    "rank 0 disappeared" if first else f"rank 0 did not report within {patience:.0f} s",
+                    expected=f"reports of {size} processes in one directory",
+                    found=f"{len(present)}, without {absent}",
+                    where=f"{self._report.name}, in {self._directory}",
+                    remedy="use a directory that all hosts see (--folder), and the same name of the launch on all "
+                    "of them (--job NAME); or the other processes do not know that they are several ranks",
+                )
             time.sleep(self._interval)
-
-    def _silence(self, token: str) -> float:
-        with suppress(OSError):
-            return self._stalls.seconds(token, stat_uncached(self._directory / f"{token}.json").st_mtime_ns)
-        return _LINGER
 
     def _read(self, pattern: str) -> Mapping[Path, RosterRecord]:
         now = time.monotonic()
@@ -130,18 +138,6 @@ class _Roster:
                     path.unlink(missing_ok=True)
             self._directory.rmdir()
         return reports
-
-    def _without_rank_0(self, present: list[ProcessReport], patience: float, *, was_there: bool) -> TopologyError:
-        size = 0 if self._report.topology is None else self._report.topology.world_size
-        absent = format_ranks(missing_ranks(present, size) or [0])
-        return TopologyError(
-            "rank 0 disappeared" if was_there else f"rank 0 did not report within {patience:.0f} s",
-            expected=f"reports of {size} processes in one directory",
-            found=f"{len(present)}, without {absent}",
-            where=f"{self._report.name}, in {self._directory}",
-            remedy="use a directory that all hosts see (--folder), and the same name of the launch on all of them "
-            "(--job NAME); or the other processes do not know that they are several ranks",
-        )
 
 
 def _rank(report: ProcessReport) -> int:

@@ -9,17 +9,20 @@ from rankfeed.diagnostics.deliveries import LoaderTraits
 
 def traits_of(loader: Any, workers: int | None = None) -> LoaderTraits:
     """What a loader declares; ``workers`` if that is known better."""
+    from torch.utils.data import IterableDataset
+
     samplers = samplers_of(loader)
     declared = attribute(loader, "num_workers") if workers is None else workers
     return LoaderTraits(
         declared if isinstance(declared, int) else 0,
-        drops=_drops_remainder(loader, samplers),
+        drops=attribute(loader, "tail") == "drop"
+        or any(attribute(place, "drop_last") is True for place in (loader, *samplers)),
         replaces=any(
             attribute(sampler, "replacement") is True or type(sampler).__name__.startswith("Weighted")
             for sampler in samplers
         ),
         shuffles=_shuffles(loader, samplers),
-        indexed=_is_indexed(loader),
+        indexed=any(not isinstance(inner.dataset, IterableDataset) for inner in dataloaders(loader)),
     )
 
 
@@ -33,13 +36,6 @@ def samplers_of(loader: Any) -> list[Any]:
     return [sampler for sampler in samplers if sampler is not None]
 
 
-def _drops_remainder(loader: Any, samplers: Sequence[Any]) -> bool:
-    """Whether it leaves out the remainder of an epoch (``drop_last``, ``tail="drop"``)."""
-    return any(attribute(place, "drop_last") is True for place in (loader, *samplers)) or (
-        attribute(loader, "tail") == "drop"
-    )
-
-
 def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
     """By the samplers or the dataset (MosaicML's); None if they do not say."""
     names = {"RandomSampler": True, "SequentialSampler": False}
@@ -47,12 +43,6 @@ def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
     declared = [getattr(sampler, "shuffle", names.get(type(sampler).__name__)) for sampler in samplers[unused:]]
     declared.append(attribute(attribute(loader, "dataset"), "shuffle"))
     return True if any(value is True for value in declared) else False if False in declared else None
-
-
-def _is_indexed(loader: Any) -> bool:
-    from torch.utils.data import IterableDataset
-
-    return any(not isinstance(inner.dataset, IterableDataset) for inner in dataloaders(loader))
 
 
 def dataloaders(loader: Any) -> list[Any]:

@@ -129,12 +129,15 @@ class Origin:
         self._find_generators()
 
     def _find_generators(self) -> None:
-        """The global ones, and those of the dataset and its module; known ones keep their first state."""
+        """The global ones, and those of the dataset and its module; earlier ones keep their first state."""
         from torch.utils.data import get_worker_info
 
         info = get_worker_info()
         dataset: Any = None if info is None else info.dataset
-        self._generators = _all_generators(vars(dataset)["_of"] if type(dataset) is _IndexedDataset else dataset)
+        dataset = vars(dataset)["_of"] if type(dataset) is _IndexedDataset else dataset
+        module = vars(sys.modules.get(type(dataset).__module__, random))
+        of_module = {name: value for name, value in module.items() if is_generator(value)}
+        self._generators = of_module | _generators(dataset, "dataset") | global_generators()
         self._states = self._now() | self._states
         self._first = self._states | self._first
 
@@ -186,13 +189,6 @@ def _dropped(samples: list[Any], batch: Any) -> int:
     known = {key for keys in given.values() for key in keys or ()}
     fewer = [keys for column in found.values() if (keys := hashes(column)) and known.issuperset(keys)]
     return len(samples) - min(map(len, fewer)) if fewer else 0
-
-
-def _all_generators(dataset: Any) -> dict[str, Any]:
-    """The global generators, and those of a dataset and of its module."""
-    module = vars(sys.modules.get(type(dataset).__module__, random))
-    of_module = {name: value for name, value in module.items() if is_generator(value)}
-    return of_module | _generators(dataset, "dataset") | global_generators()
 
 
 def _generators(thing: Any, name: str, depth: int = _DEPTH) -> dict[str, Any]:

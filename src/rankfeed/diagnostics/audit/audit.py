@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,23 +14,16 @@ import numpy as np
 from rankfeed._util.validate import check_callable, check_int, check_iterable, check_optional, check_path, invalid
 from rankfeed.diagnostics.audit.reader import AuditReader, RankSummary, as_own, dataset_of
 from rankfeed.diagnostics.audit.report import AuditReport
-from rankfeed.diagnostics.audit.universe import Universe
-from rankfeed.diagnostics.deliveries import INTERVALS, EpochReport, LoaderTraits, RankEpoch, report_of
+from rankfeed.diagnostics.deliveries import INTERVALS, LoaderTraits, report_of
 from rankfeed.diagnostics.judge import Expectation, JudgedFacts, KeyKind
-from rankfeed.diagnostics.keys import USUAL, Key
-from rankfeed.diagnostics.multiset import (
-    HashPartitions,
-    KeyCounts,
-    StepLog,
-    count,
-    distinct,
-    joined,
-    partition_ranges,
-)
-from rankfeed.errors import AuditError, RankfeedError, safe_str
+from rankfeed.diagnostics.keys import USUAL, Key, KeyArray, key_array
+from rankfeed.diagnostics.multiset import HashPartitions, KeyCounts, count, distinct, joined, partition_ranges
+from rankfeed.errors import ArgumentError, AuditError, RankfeedError, safe_str
 from rankfeed.topology import Topology, process_group
 
 _T = TypeVar("_T")
+#: Declared ids that become keys together.
+_CHUNK = 1 << 20
 
 
 def audit(
@@ -83,18 +76,29 @@ def audit(
         >>> report.sound, report.findings[0].code, report.findings[0].evidence[1]
         (False, 'repeated-samples', 'epoch 0: 1 of 5 samples are not delivered: 3')
     """
-    processes = AuditProcesses.detect()
+    processes = AuditProcesses()
     with ExitStack() as stack:
         reader: AuditReader
         expected: Universe
 
         def begin() -> tuple[object, ...]:
             nonlocal reader, expected, epochs, max_steps, memory
-            epochs, max_steps, memory = _check(loader, key, epochs, before_epoch, max_steps, memory, folder)
-            found, due = _of_own(loader, key, universe)
-            expected = Universe(due)
+            check_iterable("loader", loader, "an iterable of batches")
+            if isinstance(key, bool | np.bool_) or not (isinstance(key, str | int | np.integer) or callable(key)):
+                raise invalid("key", "the name of a field, its place in a tuple, or a function of the batch", key)
+            check_optional(check_callable, "before_epoch", before_epoch)
+            check_optional(check_path, "folder", folder)
+            epochs = check_int("epochs", epochs, at_least=1, at_most=10**6)
+            max_steps = check_optional(check_int, "max_steps", max_steps, at_least=1)
+            memory = check_int("memory", memory, at_least=1)
+            own, ids, samples = as_own(loader), key, universe
+            if own is not None and own.id_column is not None and key in (USUAL, own.id_column):
+                ids = own.id_column
+                if samples is None and (dataset := dataset_of(own)) is not None:
+                    samples = dataset[0]  # of its plan
+            expected = Universe(samples)
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankfeed-audit-", dir=folder)))
-            reader = AuditReader(loader, found, scratch, processes.rank, memory)
+            reader = AuditReader(loader, ids, scratch, processes.rank, memory)
             return epochs, memory, max_steps, expected.known, expected.size
 
         def read() -> RankSummary:
@@ -112,47 +116,16 @@ def audit(
                 found=dict(enumerate(arguments)),
             )
         summaries = processes.each(read, "the loader failed")
-        _check_peers(summaries)
-        return _count(processes, reader, summaries, expected, memory)
-
-
-def _check(
-    loader: Any, key: Any, epochs: Any, before_epoch: Any, max_steps: Any, memory: Any, folder: Any
-) -> tuple[int, int | None, int]:
-    """The counts, once all arguments are known to be valid."""
-    check_iterable("loader", loader, "an iterable of batches")
-    if isinstance(key, bool | np.bool_) or not (isinstance(key, str | int | np.integer) or callable(key)):
-        raise invalid("key", "the name of a field, its place in a tuple, or a function of the batch", key)
-    check_optional(check_callable, "before_epoch", before_epoch)
-    check_optional(check_path, "folder", folder)
-    return (
-        check_int("epochs", epochs, at_least=1, at_most=10**6),
-        check_optional(check_int, "max_steps", max_steps, at_least=1),
-        check_int("memory", memory, at_least=1),
-    )
-
-
-def _of_own(loader: Any, key: Key, universe: Any) -> tuple[Key, Any]:
-    """Where a `Loader` has its ids, and the samples of its plan."""
-    own = as_own(loader)
-    if own is None or own.id_column is None or key not in (USUAL, own.id_column):
-        return key, universe
-    size, _ = dataset_of(own) or (None, 0)
-    return own.id_column, size if universe is None else universe
-
-
-def _check_peers(summaries: Sequence[RankSummary]) -> None:
-    """Tensor-parallel peers must read the same samples."""
-    shares: dict[int, RankSummary] = {}
-    for each in summaries:
-        if each.share is not None:
-            first = shares.setdefault(each.share, each)
-            if [epoch.order for epoch in first.epochs] != [epoch.order for epoch in each.epochs]:
+        peers: dict[int, RankSummary] = {}  # tensor-parallel ones read the same samples
+        for summary in summaries:
+            first = summary if summary.share is None else peers.setdefault(summary.share, summary)
+            if [epoch.order for epoch in first.epochs] != [epoch.order for epoch in summary.epochs]:
                 raise AuditError(
                     "parallel peers were given different samples",
                     expected="the same batches on all processes of a data-parallel rank",
-                    where=f"processes {first.rank} and {each.rank}",
+                    where=f"processes {first.rank} and {summary.rank}",
                 )
+        return _count(processes, reader, summaries, expected, memory)
 
 
 def _count(
@@ -208,39 +181,17 @@ def _count(
     cut = any(each.cut for each in counted)
     facts = JudgedFacts(keys, *_expectation(expected, counted, totals), cut, declared)
     keyed = keys != "none" and (keyed or facts.expectation == "epochs")
-    return AuditReport(
-        facts,
-        tuple(
-            _epoch(
-                epoch,
-                each,
-                [rank.epochs[epoch] for rank in counted],
-                [step_logs[epoch][rank.rank] for rank in counted],
-                intervals[epoch],
-                facts,
-                expected,
-                keyed,
-            )
-            for epoch, each in enumerate(totals)
-        ),
-    )
-
-
-def _epoch(
-    epoch: int,
-    counts: KeyCounts,
-    ranks: Sequence[RankEpoch],
-    logs: Sequence[StepLog],
-    interval: int,
-    facts: JudgedFacts,
-    expected: Universe,
-    keyed: bool,
-) -> EpochReport:
-    report = report_of(epoch, counts, ranks, logs, interval=interval, keyed=keyed, names=expected.names)
-    if not keyed and facts.expected is not None and facts.keys != "none":
-        delivered = counts.unique if facts.expectation == "dataset" else counts.deliveries
-        return replace(report, missing=max(0, facts.expected - delivered))
-    return report
+    reports = []
+    for epoch, total in enumerate(totals):
+        ranks = [rank.epochs[epoch] for rank in counted]
+        rank_logs = [step_logs[epoch][rank.rank] for rank in counted]
+        names, interval = expected.names, intervals[epoch]
+        report = report_of(epoch, total, ranks, rank_logs, interval=interval, keyed=keyed, names=names)
+        if not keyed and facts.expected is not None and keys != "none":
+            delivered = total.unique if facts.expectation == "dataset" else total.deliveries
+            report = replace(report, missing=max(0, facts.expected - delivered))
+        reports.append(report)
+    return AuditReport(facts, tuple(reports))
 
 
 def _expectation(
@@ -256,16 +207,60 @@ def _expectation(
     return ("epochs" if len(counts) > 1 else None), None
 
 
-@dataclass(frozen=True)
+class Universe:
+    """Declared ids, or a number n for 0 to n - 1 (``is_number``), or nothing (not ``known``)."""
+
+    def __init__(self, given: Any) -> None:
+        self.known, self.is_number = given is not None, False
+        self._values: Any = given
+        if given is None:
+            self._values = []
+        elif isinstance(given, (str, bytes)) or not getattr(given, "ndim", hasattr(given, "__iter__")):
+            try:
+                self._values = range(check_int("universe", given, at_least=1, at_most=2**62))
+            except ArgumentError:
+                raise invalid("universe", "a number of samples, or their ids", given) from None
+            self.is_number = True
+        elif not isinstance(given, (Sequence, np.ndarray)):
+            self._values = list(given)
+        self.size = len(self._values)
+        #: Of their keys: "i" for whole numbers, "S" for digests, or empty.
+        self.kind = key_array(self._values[:1]).dtype.kind if self.size else ""
+
+    def chunks(self) -> Iterator[KeyArray]:
+        """The keys."""
+        for start in range(0, self.size, _CHUNK):
+            keys = key_array(self._values[start : start + _CHUNK])
+            if keys.dtype.kind != self.kind:
+                raise AuditError("some of the declared ids are whole numbers and some are not", where="universe")
+            yield keys
+
+    def check(self, kind: str) -> None:
+        """Raise AuditError unless delivered keys of this kind (empty: nothing was delivered) can be expected."""
+        if self.kind and kind and self.kind != kind:
+            raise AuditError(
+                "the declared ids are of another kind than the delivered ones",
+                expected="whole numbers" if kind == "i" else "no whole numbers",
+                found=repr(self._values[0]),
+                remedy="key= names the field that has them",
+            )
+
+    def names(self, keys: Sequence[Any]) -> tuple[str, ...]:
+        """Keys for people."""
+        names: dict[Any, str] = {}
+        if keys and isinstance(keys[0], bytes) and self.kind == "S":
+            for start, found in zip(range(0, self.size, _CHUNK), self.chunks(), strict=True):
+                for hit in np.flatnonzero(np.isin(found, np.array(keys, found.dtype))).tolist():
+                    names[found[hit]] = repr(self._values[start + hit])
+        return tuple(
+            names.get(key, f"content {key[:8].hex()}" if isinstance(key, bytes) else str(key)) for key in keys
+        )
+
+
 class AuditProcesses:
-    """This process among all."""
+    """This process among all, as the launcher describes them."""
 
-    rank: int
-    world_size: int
-
-    @classmethod
-    def detect(cls) -> AuditProcesses:
-        """Find them."""
+    def __init__(self) -> None:
         here = Topology.detect()
         if here.world_size > 1 and process_group() is None:
             raise AuditError(
@@ -273,7 +268,7 @@ class AuditProcesses:
                 found=f"rank {here.rank} of {here.world_size}, as {here.launcher} says",
                 remedy='call torch.distributed.init_process_group("gloo") before it',
             )
-        return cls(here.rank, here.world_size)
+        self.rank, self.world_size = here.rank, here.world_size
 
     def gather(self, value: _T) -> list[_T]:
         """The values of all processes, on each of them."""

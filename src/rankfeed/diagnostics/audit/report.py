@@ -14,6 +14,7 @@ from rankfeed.diagnostics.findings import Finding, Judged, merged
 from rankfeed.diagnostics.judge import JudgedFacts, judge
 from rankfeed.diagnostics.written import written
 from rankfeed.errors import AuditError, CorruptError, SourceError
+from rankfeed.storage.file_errors import os_errors
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,8 @@ class AuditReport(Judged):
             >>> rf.AuditReport.load(report.save(Path(tempfile.mkdtemp(), "audit.json"))) == report
             True
         """
-        try:
+        with os_errors(SourceError, "the report cannot be read", path):
             content = Path(path).read_bytes()
-        except OSError as error:
-            raise SourceError("the report cannot be read", found=error.strerror or error, where=path) from error
         try:
             return _DECODER.decode(content)
         except (msgspec.DecodeError, RecursionError) as error:

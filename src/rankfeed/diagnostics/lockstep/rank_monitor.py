@@ -6,6 +6,7 @@ They are two, since a store whose host is stopped does not answer, and a request
 import atexit
 import multiprocessing
 import os
+import select
 import socket
 import sys
 import threading
@@ -15,13 +16,12 @@ from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Literal
 
-from rankfeed._util.process_info import pid_namespace_id, process_start_time
+from rankfeed._util.process_info import is_stopped, pid_namespace_id, process_start_time
 from rankfeed.diagnostics.lockstep.collectives import abort_nccl
 from rankfeed.diagnostics.lockstep.exchange import Exchange, JobStore, default_store
 from rankfeed.diagnostics.lockstep.find_cause import SETTLE, SILENT, JobHistory
 from rankfeed.diagnostics.lockstep.progress import LocalProgress, Observer
-from rankfeed.diagnostics.lockstep.siblings import SiblingProcesses
-from rankfeed.diagnostics.lockstep.status import Cause, RankStatus
+from rankfeed.diagnostics.lockstep.status import Cause, PeerState, RankStatus
 from rankfeed.errors import LockstepError
 
 #: With which a process ends that hangs, or waits in a collective for a rank that does.
@@ -34,6 +34,46 @@ _START, _SOON = 3.0, 2.0
 _FLUSH, _DRAIN = 5.0, 8.0
 #: Seconds in which a blocked rank may still raise; one that hangs ends first, so that gloo fails on the others.
 _BLOCKED, _HANGING = 1.5, 0.5
+
+
+class SiblingProcesses:
+    """Processes of other ranks on this host: a pidfd shows their end at once; without pidfds it watches none."""
+
+    def __init__(self) -> None:
+        self._fds: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
+        self.dead: set[int] = set()
+
+    def add(self, rank: int, pid: int, born: int) -> None:
+        """Watch the process of a rank, given its process id and start time."""
+        if rank in self._pids:
+            return
+        with suppress(OSError, AttributeError):  # no more descriptors, or not on Linux
+            try:
+                self._fds[rank] = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self.dead.add(rank)
+            self._pids[rank] = pid
+            if born > 0 and process_start_time(pid) not in (-1, born):
+                self.dead.add(rank)  # its number belongs to another process
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of one of them; returns whether one has ended."""
+        fds = {fd: rank for rank, fd in self._fds.items() if rank not in self.dead}
+        poll = select.poll()
+        for fd in fds:
+            poll.register(fd, select.POLLIN)
+        ended = {fds[fd] for fd, _ in poll.poll(1000 * seconds)}
+        self.dead |= ended
+        return bool(ended)
+
+    def states(self) -> dict[int, PeerState]:
+        pids = list(self._pids.items())
+        return {r: "dead" if r in self.dead else "stopped" if is_stopped(pid) else "alive" for r, pid in pids}
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.popitem()[1])
 
 
 class RankMonitor:
@@ -90,7 +130,13 @@ class RankMonitor:
         if not isinstance(error, LockstepError) and self.pid == os.getpid():
             # An error passes here more than once: in the loop, the with and at the end of the process.
             if self.cause is None and self.local.failure is None:
-                self._publish(error)
+                is_echo = self.local.fail(error).is_echo
+                if not is_echo:  # a launcher may end the other ranks before they report it
+                    status = self._status()
+                    _print(f"{status.name} failed {status.where}: {status.error}")
+                self._flush()
+                if is_echo:
+                    self._decided.wait(SETTLE + _FLUSH + 4 * _EVERY)
             if self.local.failure is None or self.local.failure.is_echo:
                 cause = self._error()
         self._drain()
@@ -112,15 +158,6 @@ class RankMonitor:
             return None
         self._acknowledged.set()
         return self.cause.error(self._status())
-
-    def _publish(self, error: BaseException) -> None:
-        is_echo = self.local.fail(error).is_echo
-        if not is_echo:  # a launcher may end the other ranks before they report it
-            status = self._status()
-            _print(f"{status.name} failed {status.where}: {status.error}")
-        self._flush()
-        if is_echo:
-            self._decided.wait(SETTLE + _FLUSH + 4 * _EVERY)
 
     def _flush(self, most: float = _FLUSH) -> None:
         """Wait until the progress of this rank is published."""
@@ -161,7 +198,15 @@ class RankMonitor:
                     return
                 with suppress(Exception):  # it is late, and is asked again
                     self._store.connect()
-            self._hurry.wait(_TICK if self._is_urgent() else _EVERY)
+            # More often while the ranks get to know each other, or when something is about to be decided.
+            is_urgent = (
+                exchange.judgement.cause
+                or self.local.failure
+                or self.local.progress.closed
+                or self._observer.now < _START
+                or self._observer.standing >= self._limit - _SOON
+            )
+            self._hurry.wait(_TICK if is_urgent else _EVERY)
             self._hurry.clear()
         with suppress(Exception):
             exchange.leave(self._status())
@@ -172,11 +217,6 @@ class RankMonitor:
         if self._has_store:
             return judgement.over and not self._exchange.needs_store()
         return judgement.over or judgement.cause is not None
-
-    def _is_urgent(self) -> bool:
-        """Whether the ranks get to know each other, or something is about to be decided."""
-        is_decided = self._exchange.judgement.cause or self.local.failure or self.local.progress.closed
-        return bool(is_decided) or self._observer.now < _START or self._observer.standing >= self._limit - _SOON
 
     def _lost_store(self) -> bool:
         return not self._has_store and self._store.port > 0 and not self._store.exists()

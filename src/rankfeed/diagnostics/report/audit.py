@@ -25,8 +25,15 @@ def audit_page(report: Any, title: str = "") -> Page:  # the module of AuditRepo
         >>> audit_page(rf.audit([{"sample_id": [0, 1, 2]}], universe=3)).summary
         'epoch 0: 3 samples, 3 different, 0 missing, 0 repeated; 1 step a rank.'
     """
-    epochs = report.epochs
-    worst = max(epochs, key=_faults)
+    epochs, first = report.epochs, report.epochs[:_BARS]
+    # The epoch with the most wrong samples, or of those, whose ranks differ by the most steps.
+    worst = max(
+        epochs,
+        key=lambda epoch: (
+            epoch.repeated + (epoch.missing or 0) + (epoch.unknown or 0),
+            max(epoch.steps) - min(epoch.steps),
+        ),
+    )
     epoch_name = f"epoch {worst.epoch}"
     is_counted = all(epoch.missing is not None for epoch in epochs)
     facts: dict[str, str | int] = {
@@ -38,8 +45,16 @@ def audit_page(report: Any, title: str = "") -> Page:  # the module of AuditRepo
         "missing": sum(epoch.missing or 0 for epoch in epochs) if is_counted else "not known",
         "samples identified by": report.facts.identified_by,
     }
+    caption = "A sound epoch is one bar of one colour." + shown(len(first), len(epochs), "epochs")
+    series = {
+        "delivered once": [epoch.unique for epoch in first],
+        "delivered again": [epoch.repeated for epoch in first],
+        "missing": [epoch.missing or 0 for epoch in first],
+    }
+    labels = [str(epoch.epoch) for epoch in first]
+    by_epoch = bars("Samples by epoch", caption, "epoch", "samples", labels, series)
     sections = [
-        Section("What was delivered", [_by_epoch(epochs), *_repeats(worst)]),
+        Section("What was delivered", [by_epoch, *_repeats(worst)]),
         Section(f"Shares of the ranks, {epoch_name}", [_by_rank(worst, "steps"), _by_rank(worst, "samples")]),
     ]
     if worst.repeats or worst.missing_keys or worst.unknown_keys:
@@ -52,22 +67,6 @@ def audit_page(report: Any, title: str = "") -> Page:  # the module of AuditRepo
         findings=report.findings,
         sections=sections,
     )
-
-
-def _faults(epoch: Any) -> tuple[int, int]:
-    """How many samples are wrong, and by how many steps ranks differ."""
-    return epoch.repeated + (epoch.missing or 0) + (epoch.unknown or 0), max(epoch.steps) - min(epoch.steps)
-
-
-def _by_epoch(epochs: Sequence[Any]) -> Figure:
-    first = epochs[:_BARS]
-    caption = "A sound epoch is one bar of one colour." + shown(len(first), len(epochs), "epochs")
-    series = {
-        "delivered once": [epoch.unique for epoch in first],
-        "delivered again": [epoch.repeated for epoch in first],
-        "missing": [epoch.missing or 0 for epoch in first],
-    }
-    return bars("Samples by epoch", caption, "epoch", "samples", [str(epoch.epoch) for epoch in first], series)
 
 
 def _groups(ranks: Sequence[Any], most: int) -> list[Sequence[Any]]:

@@ -11,7 +11,6 @@ from rankfeed.diagnostics.report.charts import bars, heatmap, lines
 from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section, shown
 from rankfeed.diagnostics.verify.plans import poor_mixture, reading_of, verify_plan
 from rankfeed.plan import Schedule, Tail, measure_quality
-from rankfeed.plan.plan import Int64
 from rankfeed.sources.source import Source
 
 #: Rows and columns of a heat map, the most samples of a column that are examined, and the least of a cell: with
@@ -86,8 +85,10 @@ def plan_page(
         sections.append(Section("Who reads what", [_places(schedule), _last_steps(schedule)]))
     if steps and plan.num_samples >= _ENOUGH:
         sections.append(Section("How well it is shuffled", [_times(schedule)]))
-    if steps and source is not None and (names := _ragged(source)):
-        sections.append(Section("Padding", [_padding(schedule, source, names)]))
+    fields = {} if source is None else source.fields
+    ragged = [name for name, field in fields.items() if field.kind == "ragged"][:_RAGGED]
+    if steps and source is not None and ragged:
+        sections.append(Section("Padding", [_padding(schedule, source, ragged)]))
     return Page(
         title=title or f"Plan of {plan.num_samples:,} samples",
         verdict=deliveries.verdict,
@@ -111,7 +112,12 @@ def _places(first: Schedule) -> Figure:
     rows: list[list[Cell]] = []
     for rank in ranks:
         for step, end in pairwise([*steps, len(first)]):
-            ids = _first_row(first, rank, step)
+            low = first.position_after(step - 1) if step else first.start
+            size = first.position_after(step) - low
+            begin, stop = (index * size // first.world_size for index in (rank, rank + 1))
+            if stop - begin < size:  # a whole step has an order of its own
+                stop = min(stop, begin + 1)
+            ids = plan.step_ids(first.epoch, np.array([low]), size, begin, stop)[0, :1]
             if len(ids):
                 place = 100 * int(ids[0]) / plan.num_samples
                 rows.append([step, end, str(rank), round(place, 2)])
@@ -122,15 +128,6 @@ def _places(first: Schedule) -> Figure:
     caption += shown(len(ranks), first.world_size, "ranks") + shown(len(steps), len(first), "steps")
     columns = ["step from", "step to", "rank", "% of the data set"]
     return heatmap("Where each rank reads", caption, columns, rows, 100)
-
-
-def _first_row(schedule: Schedule, rank: int, step: int) -> Int64:
-    """The first sample of a rank's share of a step, if it has one."""
-    low = schedule.position_after(step - 1) if step else schedule.start
-    size = schedule.position_after(step) - low
-    first, last = (index * size // schedule.world_size for index in (rank, rank + 1))
-    stop = last if last - first == size else min(last, first + 1)  # a whole step has an order of its own
-    return schedule.plan.step_ids(schedule.epoch, np.array([low]), size, first, stop)[0, :1]
 
 
 def _times(first: Schedule) -> Figure:
@@ -169,10 +166,6 @@ def _last_steps(first: Schedule) -> Figure:
     caption = "Last steps, on the rank with the fewest samples; ranks differ by one at most."
     labels, series = [f"{step:,}" for step in steps], {"samples": least, "padding rows": padding}
     return bars("How the epoch ends", caption, "step", "rows of a rank", labels, series)
-
-
-def _ragged(source: Source) -> list[str]:
-    return [name for name, field in source.fields.items() if field.kind == "ragged"][:_RAGGED]
 
 
 def _padding(schedule: Schedule, source: Source, names: list[str]) -> Figure:

@@ -14,7 +14,7 @@ from textwrap import wrap
 from typing import Any
 
 from rankfeed._util.imports import need
-from rankfeed.diagnostics.findings import Finding, has_warnings
+from rankfeed.diagnostics.findings import has_warnings
 from rankfeed.diagnostics.report.page import Figure, Page
 from rankfeed.diagnostics.written import written
 
@@ -47,14 +47,22 @@ def html(page: Page) -> str:
             sections.append(
                 f'<section><h2>{_text(section.title)}</h2><div class="figures">{drawn}</div></section>'
             )
+    findings = []
+    for item in page.findings:
+        texts = [*item.evidence, *([f"remedy: {item.remedy}"] if item.remedy else [])]
+        headline = _text(f"{item.severity}: {item.what} [{item.code}]")
+        findings.append(f"<li>{headline}{''.join(f'<p>{_text(text)}</p>' for text in texts)}</li>")
     verdict = "" if page.verdict is None else page.verdict.value
+    kind, word = verdict.replace(" ", "-"), _VERDICTS.get(verdict, "")
+    if has_warnings(page.findings, page.verdict):
+        kind, word = "warned", "! Warning" if page.verdict is None else "! Sound, with warnings"
     return Template(_asset("page.html")).substitute(
         title=_text(page.title),
         style=_asset("page.css"),
-        kind="warned" if has_warnings(page.findings, page.verdict) else verdict.replace(" ", "-"),
-        word=f'<span class="word">{word}</span>' if (word := _word(page)) else "",
+        kind=kind,
+        word=f'<span class="word">{word}</span>' if word else "",  # it is not said by colour alone
         summary=_text(page.summary),
-        findings="".join(map(_finding, page.findings)),
+        findings="".join(findings),
         facts="" if page.parts else _facts(page),
         sections="".join(sections),
         config=_asset("vega.json"),
@@ -128,19 +136,6 @@ def _vega() -> str:
     return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
 
 
-def _word(page: Page) -> str:
-    """Sign and word of the verdict: it is not said by colour alone. Empty without verdict and warnings."""
-    if has_warnings(page.findings, page.verdict):
-        return "! Warning" if page.verdict is None else "! Sound, with warnings"
-    return "" if page.verdict is None else _VERDICTS[page.verdict.value]
-
-
-def _finding(finding: Finding) -> str:
-    lines = [*finding.evidence, *([f"remedy: {finding.remedy}"] if finding.remedy else [])]
-    headline = _text(f"{finding.severity}: {finding.what} [{finding.code}]")
-    return f"<li>{headline}{''.join(f'<p>{_text(line)}</p>' for line in lines)}</li>"
-
-
 def _figure(figure: Figure, index: int) -> str:
     label = f'aria-label="{_text(figure.title)}"'
     body = f'<div class="table" tabindex="0" role="region" {label}></div>'
@@ -159,10 +154,10 @@ def _facts(page: Page) -> str:
 
 def _charts(page: Page) -> list[dict[str, Any]]:
     """The charts of a page for a picture."""
-    return [_for_picture(figure) for section in page.sections for figure in section.figures if figure.spec]
-
-
-def _for_picture(figure: Figure) -> dict[str, Any]:
-    records = [dict(zip(figure.columns, row, strict=True)) for row in figure.rows]
-    title = {"text": _lines(figure.title), "subtitle": _lines(figure.caption)}
-    return {**(figure.spec or {}), "width": _WIDTH, "title": title, "data": {"values": records}}
+    charts = []
+    for figure in [figure for section in page.sections for figure in section.figures]:
+        if figure.spec:
+            records = [dict(zip(figure.columns, row, strict=True)) for row in figure.rows]
+            title = {"text": _lines(figure.title), "subtitle": _lines(figure.caption)}
+            charts.append(figure.spec | {"width": _WIDTH, "title": title, "data": {"values": records}})
+    return charts

@@ -15,6 +15,7 @@ from rankfeed.diagnostics.report.charts import lines
 from rankfeed.diagnostics.report.page import Figure, Page, Section
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage.commit import decodable
+from rankfeed.storage.file_errors import os_errors
 
 #: Snapshots of a chart, ranks that have a line each, and the share of waiting that is worth attention.
 _POINTS, _RANKS, _WAITED = 120, 4, 0.1
@@ -59,10 +60,8 @@ def read_stats(path: str | os.PathLike[str]) -> list[StatsSnapshot]:
         SourceError: the file cannot be read, or is empty.
         CorruptError: a line is no snapshot.
     """
-    try:
+    with os_errors(SourceError, "the snapshots cannot be read", path):
         content = Path(path).read_bytes()
-    except OSError as error:
-        raise SourceError("the snapshots cannot be read", found=error.strerror or error, where=path) from error
     expected = "lines of json.dumps(loader.stats())"
     try:
         snapshots = msgspec.json.Decoder(StatsSnapshot).decode_lines(content[: content.rfind(b"\n") + 1])
@@ -108,7 +107,20 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
         figures.append(_lines("Private memory", caption, "MiB", memory))
     limits = ": loading limits this job." if waited > _WAITED else ", so loading does not limit this job."
     verdict = verdict_of(findings) if findings else None  # rates prove nothing
-    findings += [_waits(tables, waited)] if waited > _WAITED else []
+    if waited > _WAITED:
+        shares = {name: table[-1, 3] / max(table[-1, 2], _INSTANT) for name, table in tables.items()}
+        most = max(shares, key=lambda name: shares[name])
+        findings.append(
+            Finding(
+                "waits-for-data",
+                "warning",
+                f"training waited for data for {waited:.0%} of the time",
+                (f"{most} waited most: {min(1.0, shares[most]):.0%} of its time",),
+                "the stage with the most seconds in loader.stats() limits it: more workers, processes for "
+                'transforms in Python (worker_kind="process"), or data written for reading in place '
+                "(rankfeed.write)",
+            )
+        )
     return Page(
         title=title or "Rates of a run",
         verdict=verdict,
@@ -116,20 +128,6 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
         facts=facts,
         findings=findings,
         sections=[Section("Rates and waiting", figures)],
-    )
-
-
-def _waits(tables: Mapping[str, Floats], waited: float) -> Finding:
-    """The finding that loading limits the job, with the rank that waited most."""
-    shares = {name: table[-1, 3] / max(table[-1, 2], _INSTANT) for name, table in tables.items()}
-    name = max(shares, key=lambda name: shares[name])
-    return Finding(
-        "waits-for-data",
-        "warning",
-        f"training waited for data for {waited:.0%} of the time",
-        (f"{name} waited most: {min(1.0, shares[name]):.0%} of its time",),
-        "the stage with the most seconds in loader.stats() limits it: more workers, processes for transforms in "
-        'Python (worker_kind="process"), or data written for reading in place (rankfeed.write)',
     )
 
 
@@ -145,9 +143,9 @@ def _continued(snapshots: Sequence[StatsSnapshot]) -> Floats:
 def _ratio(table: Floats, part: str, whole: str, percent: bool) -> tuple[Floats, Floats]:
     """Times, and the growth of one count by that of another since the snapshot before."""
     grown = np.diff(table, axis=0, prepend=0)
-    numerator, of = grown[:, _NAMES.index(part)], grown[:, _NAMES.index(whole)]
+    numerator, denominator = grown[:, _NAMES.index(part)], grown[:, _NAMES.index(whole)]
     ratios = np.full(len(table), np.nan)
-    np.divide(numerator, of, out=ratios, where=of > _INSTANT)
+    np.divide(numerator, denominator, out=ratios, where=denominator > _INSTANT)
     return table[:, 2], np.clip(100 * ratios, 0, 100) if percent else ratios
 
 

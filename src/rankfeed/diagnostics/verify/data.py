@@ -135,18 +135,18 @@ def verify_data(
     verdict.pieces, verdict.resumed = len(contents.pieces), len(contents.pieces) - len(todo)
     total, done, seen = max(1, sum(piece.nbytes for piece in todo)), 0, set[int]()
 
-    def add(found: Iterable[Damage]) -> None:
-        for each in found:
-            if hash(each) not in seen and len(seen) < limit:
-                verdict.damage.append(each)
-            seen.add(hash(each))  # two checks may find one damage
+    def add(damage: Iterable[Damage]) -> None:
+        for item in damage:
+            if hash(item) not in seen and len(seen) < limit:
+                verdict.damage.append(item)
+            seen.add(hash(item))  # two checks may find one damage
 
     add(contents.damage)
     pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
     try:  # reading, hashing and decompressing release the GIL
-        for piece, found in zip(todo, pool.map(_check, todo), strict=True):
-            add(found)
-            if not found:
+        for piece, damage in zip(todo, pool.map(_check, todo), strict=True):
+            add(damage)
+            if not damage:
                 verified.add(piece.key)
             done += piece.nbytes
             progress(done / total)

@@ -92,7 +92,14 @@ def file_stamp(path: str | os.PathLike[str]) -> tuple[str, int, int, int, int]:
 def contents_of(name: str, place: Any, opening: dict[str, Any]) -> DataContents:
     """The contents of a data set in a format; ``opening`` are the options of `rankfeed.open`."""
     if name == "packed":
-        return _packed(os.fspath(place))
+        manifest = load_manifest(os.fspath(place))
+        paths = [os.path.join(place, shard.path) for shard in manifest.shards]
+        contents = DataContents(paths, checksums="the manifest's checksums", decode=False)
+        contents.damage += _unlisted(paths, ".arrow", "the manifest")
+        for path, shard in zip(paths, manifest.shards, strict=True):
+            check = partial(check_shard, os.fspath(place), manifest, shard)
+            contents.add(path, check, shard.xxh3, shard.rows, shard.bytes)
+        return contents
     if name == "mds":
         contents = _mds(mds_folders(place))
     elif name == "webdataset":
@@ -104,7 +111,12 @@ def contents_of(name: str, place: Any, opening: dict[str, Any]) -> DataContents:
         if all(map(_has_page_checksums, contents.files)):
             contents.checksums = "the checksums of pages"  # which reading compares
     else:
-        contents = _archives(all_files(expand(place)))
+        contents = DataContents(all_files(expand(place)))
+        for path in contents.files:
+            if path.endswith(".npz"):  # its members have a CRC; other files have no checksums
+                contents.add(path, partial(_check_crc, path), "crc")
+        if contents.pieces and len(contents.pieces) == len(contents.files):
+            contents.checksums = "the CRCs of archive members"
     if contents.decode:
         _add_decoded(contents, place, opening)
     return contents
@@ -129,16 +141,6 @@ def _unlisted(known: Iterable[str], suffix: str, listed_in: str) -> Iterator[Dam
         for path in files_in(folder, (suffix,)) if os.path.isdir(folder) else ():
             if path not in paths:
                 yield Damage("a shard is not listed", path, f"only shards that {listed_in} names")
-
-
-def _packed(folder: str) -> DataContents:
-    manifest = load_manifest(folder)
-    paths = [os.path.join(folder, shard.path) for shard in manifest.shards]
-    contents = DataContents(paths, checksums="the manifest's checksums", decode=False)
-    contents.damage += _unlisted(paths, ".arrow", "the manifest")
-    for path, shard in zip(paths, manifest.shards, strict=True):
-        contents.add(path, partial(check_shard, folder, manifest, shard), shard.xxh3, shard.rows, shard.bytes)
-    return contents
 
 
 def _mds(folders: Sequence[str]) -> DataContents:
@@ -191,19 +193,15 @@ def _check_tar(path: str, facts: Any, indexes: Sequence[str], described_in: str)
     if count not in (None, actual.summary.samples):
         what = "a shard has another number of samples than its description says"
         yield Damage(what, path, f"{count} samples", f"{actual.summary.samples} samples")
+    state = actual.summary.tar_bytes, actual.summary.tar_mtime_ns
     for place in filter(os.path.exists, indexes):
-        yield from _check_offsets(place, actual) if place.endswith(".idx") else _check_index(place, actual)
-
-
-def _check_index(place: str, actual: TarIndex) -> Iterator[Damage]:
-    """Compare an index that rankfeed made."""
-    found, summary = read_summary(place), actual.summary
-    if found is None:
-        yield Damage("an index is damaged", place, "an index with the right checksums")
-    elif (found.tar_bytes, found.tar_mtime_ns) != (summary.tar_bytes, summary.tar_mtime_ns):
-        return  # of an earlier state of the archive: it is replaced when it is read
-    elif Path(place).read_bytes() != encode(actual):
-        yield Damage("an index differs from the headers of its archive", place)
+        if place.endswith(".idx"):
+            yield from _check_offsets(place, actual)
+        elif (stored := read_summary(place)) is None:
+            yield Damage("an index is damaged", place, "an index with the right checksums")
+        # An index of an earlier state of the archive is replaced when it is read.
+        elif (stored.tar_bytes, stored.tar_mtime_ns) == state and Path(place).read_bytes() != encode(actual):
+            yield Damage("an index differs from the headers of its archive", place)
 
 
 def _check_offsets(place: str, actual: TarIndex) -> Iterator[Damage]:
@@ -213,17 +211,6 @@ def _check_offsets(place: str, actual: TarIndex) -> Iterator[Damage]:
         expected, found = (str(int.from_bytes(each[at : at + 8], "little")) for each in (right, content))
         what = "offsets of an index are not those of the archive's headers"
         yield Damage(what, f"{place}, entry {at // 8}", expected, found)
-
-
-def _archives(files: list[str]) -> DataContents:
-    """The members of ``.npz`` files have a CRC; other files nothing."""
-    contents = DataContents(files)
-    for path in files:
-        if path.endswith(".npz"):
-            contents.add(path, partial(_check_crc, path), "crc")
-    if contents.pieces and len(contents.pieces) == len(files):
-        contents.checksums = "the CRCs of archive members"
-    return contents
 
 
 def _check_crc(path: str) -> Iterator[Damage]:
@@ -264,9 +251,20 @@ def _has_page_checksums(path: str) -> bool:
 
 
 def _add_decoded(contents: DataContents, place: Any, opening: dict[str, Any]) -> None:
-    """Add all samples; if the data set cannot be opened, those of each of its files that can."""
+    """Add pieces that decode all samples; if the data set cannot be opened, those of each file that can.
+
+    Sizes and times of the files represent the content.
+    """
     try:
-        contents.pieces += _decoded_pieces(open_source(place, **opening), contents.files)
+        source = open_source(place, **opening)
+        stamps = [file_stamp(path) for path in contents.files]
+        nbytes, state = sum(max(0, stamp[1]) for stamp in stamps), digest_of(repr(stamps).encode())
+        size = max(_PIECE_SAMPLES, -(-len(source) // _PIECES))
+        for low in range(0, len(source), size):
+            samples = range(len(source))[low : low + size]
+            check = partial(_decode, source, low, samples.stop)
+            key = (source.fingerprint, state, samples)
+            contents.pieces.append(DataPiece(key, nbytes * len(samples) // len(source), check))
     except UnsafeError:
         raise
     except SourceError as error:
@@ -281,24 +279,12 @@ def _add_decoded(contents: DataContents, place: Any, opening: dict[str, Any]) ->
                 contents.damage += single.damage
 
 
-def _decoded_pieces(source: Source, files: Sequence[str]) -> Iterator[DataPiece]:
-    """Pieces that decode all samples of a source; sizes and times of its files represent the content."""
-    stamps = [file_stamp(each) for each in files]
-    nbytes, state = sum(max(0, each[1]) for each in stamps), digest_of(repr(stamps).encode())
-    size = max(_PIECE_SAMPLES, -(-len(source) // _PIECES))
-    for low in range(0, len(source), size):
-        samples = range(len(source))[low : low + size]
-        key = (source.fingerprint, state, samples)
-        yield DataPiece(key, nbytes * len(samples) // len(source), partial(_check_samples, source, samples))
-
-
-def _check_samples(source: Source, samples: range) -> Iterator[Damage]:
-    for low in samples[::_TOGETHER]:
-        yield from _decode(source, low, min(low + _TOGETHER, samples.stop))
-
-
 def _decode(source: Source, low: int, high: int) -> Iterator[Damage]:
-    """Halve a range that fails, unless its first and last samples fail for the same reason."""
+    """Divide a range that is large or fails, unless its first and last samples fail for the same reason."""
+    if high - low > _TOGETHER:
+        for start in range(low, high, _TOGETHER):
+            yield from _decode(source, start, min(start + _TOGETHER, high))
+        return
     damage = _failure(source, low, high)
     if damage is None:
         return

@@ -13,6 +13,7 @@ from typing import Any
 from rankfeed.diagnostics.findings import Finding, Severity
 from rankfeed.errors import ArgumentError, PlanError, SourceError, TopologyError
 from rankfeed.plan import Coverage, PositionOrder, Schedule
+from rankfeed.storage.file_errors import os_errors
 from rankfeed.storage.ledger import SUFFIX, VERSION, DamagedBytes, PassHeader, PassInfo, StepRecord, decode_ledger
 
 
@@ -70,10 +71,8 @@ def is_run(folder: str | Path) -> bool:
 
 def read_folder(folder: str | Path, progress: Callable[[float], None]) -> tuple[list[ParsedLedger], list[str]]:
     """All ledgers of a directory, in the order of their names, and the names of other files."""
-    try:
+    with os_errors(SourceError, "the folder of a run cannot be read", folder):
         paths = sorted(Path(folder).iterdir())
-    except OSError as error:
-        raise SourceError("the folder of a run cannot be read", found=error.strerror, where=folder) from error
     ledgers = [path for path in paths if path.name.endswith(SUFFIX)]
     if not ledgers:
         raise SourceError(
@@ -82,16 +81,16 @@ def read_folder(folder: str | Path, progress: Callable[[float], None]) -> tuple[
             found=", ".join(path.name for path in paths[:4]) or "nothing",
             where=folder,
         )
-    found = []
-    for number, path in enumerate(ledgers):
-        found.append(parse_ledger(path))
-        progress((number + 1) / len(ledgers))
+    parsed = []
+    for index, path in enumerate(ledgers, 1):
+        parsed.append(parse_ledger(path))
+        progress(index / len(ledgers))
     longest: dict[str, ParsedLedger] = {}
-    for each in sorted(found, key=lambda each: sum(1 + one.steps for one in each.passes), reverse=True):
-        if each.passes and (first := longest.setdefault(each.passes[0].content.process, each)) is not each:
-            each.passes = []
-            each.add("copied-ledger", "note", f"a ledger is a copy of {first.path.name} and is not counted")
-    return found, [path.name for path in paths if path not in set(ledgers)]
+    for ledger in sorted(parsed, key=lambda ledger: sum(1 + one.steps for one in ledger.passes), reverse=True):
+        if ledger.passes and (first := longest.setdefault(ledger.passes[0].content.process, ledger)) is not ledger:
+            ledger.passes = []
+            ledger.add("copied-ledger", "note", f"a ledger is a copy of {first.path.name} and is not counted")
+    return parsed, [path.name for path in paths if path not in set(ledgers)]
 
 
 def parse_ledger(path: Path) -> ParsedLedger:

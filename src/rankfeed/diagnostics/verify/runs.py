@@ -1,7 +1,7 @@
 """What a job delivered, by the ledgers of its ranks: finished or killed, over all its launches."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain, groupby
@@ -13,13 +13,7 @@ from rankfeed.diagnostics.deliveries import EpochReport, RankEpoch
 from rankfeed.diagnostics.findings import Finding, Judged, merged, rows_not_proven
 from rankfeed.diagnostics.judge import JudgedFacts, judge_samples
 from rankfeed.diagnostics.verify.ledgers import Launch, LedgerPass, launches_of, read_folder
-from rankfeed.diagnostics.verify.timeline import (
-    DeliveryTimeline,
-    expected_end,
-    gaps_of,
-    join_launches,
-    join_ranks,
-)
+from rankfeed.diagnostics.verify.timeline import DeliveryTimeline, expected_end, gaps_of, join_launches, join_ranks
 from rankfeed.errors import listed
 from rankfeed.plan import Coverage, Gap
 
@@ -226,7 +220,9 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
         gaps.setdefault(gap.epoch, []).append(gap)
     facts = JudgedFacts("ids", "plan", where=content.data, recorded=not uncertain)
     last_passes = {coverage.epoch: coverage for coverage in line.passes}
-    unproven = _unproven(passes)
+    unproven: dict[int, Counter[str]] = {}  # by epoch and function, steps of which the batch may lack samples
+    for one in passes:
+        unproven.setdefault(one.content.epoch, Counter()).update(one.unproven)
     epochs = [*_epochs(line, gaps, unproven, limit)]
     for epoch in epochs:
         recorded = []
@@ -235,7 +231,11 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
                 what = "the first recorded pass began within an epoch; what came before is in no ledger"
                 remedy = "record all launches with audit="
                 findings.append(Finding("not-recorded", "unproven", what, (str(gap),), remedy))
-            elif _is_absent(gap, launches):
+            elif (
+                gap.coverage is not None
+                and gap.rank is not None
+                and gap.rank not in launches[gap.coverage.launch].processes
+            ):
                 findings.append(_absent_ledger(str(gap)))
             else:
                 recorded.append(gap)
@@ -246,21 +246,6 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
             findings.append(rows_not_proven(function, text))
     described = [launch.as_dict() for launch in launches]
     return LoaderRun(content.data, dict(content.plan), content.source, described, epochs), findings
-
-
-def _unproven(passes: Iterable[LedgerPass]) -> dict[int, Counter[str]]:
-    """By epoch and function, steps of which the batch may lack samples."""
-    unproven: dict[int, Counter[str]] = {}
-    for one in passes:
-        unproven.setdefault(one.content.epoch, Counter()).update(one.unproven)
-    return unproven
-
-
-def _is_absent(gap: Gap, launches: Sequence[Launch]) -> bool:
-    """Whether the rank that lacks its share left no ledger of its launch."""
-    if gap.coverage is None or gap.rank is None:
-        return False
-    return gap.rank not in launches[gap.coverage.launch].processes
 
 
 def _report(epoch: EpochRun, last: Coverage | None, gaps: Sequence[Gap]) -> EpochReport:
@@ -293,10 +278,7 @@ def _of_rank(processes: Sequence[Sequence[LedgerPass]], launch: int) -> Delivery
 
 
 def _epochs(
-    line: DeliveryTimeline,
-    gaps: Mapping[int, Sequence[Gap]],
-    unproven: Mapping[int, Counter[str]],
-    limit: int,
+    line: DeliveryTimeline, gaps: Mapping[int, Sequence[Gap]], unproven: Mapping[int, Counter[str]], limit: int
 ) -> Iterator[EpochRun]:
     """Count by epochs the samples that were delivered, are missing and were delivered again."""
     passes = {epoch: list(group) for epoch, group in groupby(line.passes, key=lambda coverage: coverage.epoch)}
