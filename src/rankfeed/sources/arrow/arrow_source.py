@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from rankfeed._util.validate import check_bool, invalid
@@ -86,7 +85,10 @@ class ArrowSource(ChunkedSource):
         paths = [os.path.abspath(path) for path in files_at(where, ARROW_SUFFIXES)]
         self._nulls: Nulls = nulls
         self._unended = check_bool("unended", unended)
-        self._shapes = _check_shapes(shapes)
+        try:
+            self._shapes = msgspec.convert({} if shapes is None else shapes, dict[str, ArrayShape])
+        except msgspec.ValidationError as error:
+            raise invalid("shapes", 'a dict of shapes by column, such as {"x": (None, 3)}', shapes) from error
         self.files = DataFiles(paths)
         digests: list[str] = []
         schema: Any = None
@@ -193,17 +195,10 @@ class ArrowSource(ChunkedSource):
         return columns
 
     def _file(self, index: int) -> ArrowFile:
-        return self.files.get(index, self._open_file)
-
-    def _open_file(self, data: npt.NDArray[np.uint8], index: int) -> ArrowFile:
-        return ArrowFile(data, self.files.path(index), self._shapes, unended=self._unended)
-
-
-def _check_shapes(shapes: Any) -> dict[str, ArrayShape]:
-    try:
-        return msgspec.convert({} if shapes is None else shapes, dict[str, ArrayShape])
-    except msgspec.ValidationError as error:
-        raise invalid("shapes", 'a dict of shapes by column, such as {"x": (None, 3)}', shapes) from error
+        return self.files.get(
+            index,
+            lambda data, index: ArrowFile(data, self.files.path(index), self._shapes, unended=self._unended),
+        )
 
 
 class ArrowTableSource(ChunkedSource):
@@ -249,9 +244,7 @@ class ArrowTableSource(ChunkedSource):
             columns = read_columns(
                 batch, fields, where=self._label, first_row=first_row, nulls=self._nulls, shapes=self._shapes
             )
-        buffers = [
-            buffer for column in batch.columns for buffer in column.buffers() if buffer is not None and buffer.size
-        ]
+        buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
         own = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         return {
             name: replace(
