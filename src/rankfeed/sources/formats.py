@@ -54,11 +54,6 @@ BOM = b"\xef\xbb\xbf"
 _PROBED_BYTES = 1 << 16
 
 
-def _is_packed(paths: list[str]) -> bool:
-    """Whether this is the folder of a completely written dataset."""
-    return os.path.isfile(os.path.join(paths[0], MANIFEST_NAME))
-
-
 def _is_arrow(paths: list[str]) -> bool:
     """Whether these are Arrow IPC files or streams, or folders of them."""
     try:
@@ -251,19 +246,15 @@ class Format:
     )
     is_single: bool = False  # whether the data are at a single path, not at a pattern or list
 
-    def fits(self, where: Paths, paths: list[str]) -> bool:
-        """Whether the given data, whose paths exist, are in this format."""
-        if not paths or (self.is_single and paths != [where]):
-            return False
-        try:
-            return self.is_format(paths)
-        except OSError:
-            return False
-
 
 #: In the order of detection.
 FORMATS = {
-    "packed": Format("a folder that rankfeed.write wrote", _is_packed, "packed:PackedSource", is_single=True),
+    "packed": Format(
+        "a folder that rankfeed.write wrote",
+        lambda paths: os.path.isfile(os.path.join(paths[0], MANIFEST_NAME)),
+        "packed:PackedSource",
+        is_single=True,
+    ),
     "numpy": Format(".npy or .npz files", _is_numpy, "npy.layout:open_numpy"),
     "lance": Format(
         "a Lance table (a folder with _versions)", _is_lance, "lance.lance_source:LanceSource", is_single=True
@@ -306,5 +297,8 @@ def detect_format(where: Paths, format: str | None = None) -> str | None:
 
 def fitting_format(where: Paths, paths: list[str], format: str | None) -> str | None:
     """The same, of data whose paths are given."""
-    names = FORMATS if format is None else [format]
-    return next((name for name in names if FORMATS[name].fits(where, paths)), None)
+    for name in FORMATS if format is None else [format]:
+        with suppress(OSError):
+            if (not FORMATS[name].is_single or paths == [where]) and paths and FORMATS[name].is_format(paths):
+                return name
+    return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +97,7 @@ class Source:
     decoded_bytes: int = 0
     cache_bytes: int = 0
     best_window: int | None = None
-    runs_user_code: ClassVar[bool] = False
+    runs_user_code: bool = False
     supports_batched_getitem: bool = False
     collate: Collate | None = None
     annotate: Annotate | None = None
@@ -293,6 +293,8 @@ class SourceView(Source):
         self.annotate = first.annotate if all(other.annotate == first.annotate for other in others) else None
         user = [source.supports_batched_getitem for source in sources if source.runs_user_code]
         self.supports_batched_getitem = bool(user) and all(user)  # otherwise each sample is seeded
+        self.runs_user_code = bool(user)
+        self.derived = {name: others for source in sources for name, others in source.derived.items()}
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
@@ -307,10 +309,6 @@ class SourceView(Source):
     @property
     def best_window(self) -> int | None:  # type: ignore[override]
         return min((source.best_window for source in self.sources if source.best_window), default=None)
-
-    @property
-    def runs_user_code(self) -> bool:  # type: ignore[override]
-        return any(source.runs_user_code for source in self.sources)
 
     @property
     def reads_in_place(self) -> bool:  # type: ignore[override]
@@ -346,18 +344,8 @@ class SourceView(Source):
         return Declared(declarations[0].what, declarations[0].call, layout, tuple(sorted(ragged)))
 
     @cached_property
-    def derived(self) -> Derived:  # type: ignore[override]
-        derived: dict[str, Sequence[str]] = {}
-        for source in self.sources:
-            derived |= source.derived
-        return derived
-
-    @cached_property
     def logical_types(self) -> LogicalTypes:  # type: ignore[override]
-        types: dict[str, str] = {}
-        for source in self.sources:
-            types |= source.logical_types
-        return types
+        return {name: kind for source in self.sources for name, kind in source.logical_types.items()}
 
     def check_unchanged(self, *, at_intervals: bool = False) -> None:
         for source in self.sources:

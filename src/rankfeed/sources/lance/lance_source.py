@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -122,7 +122,11 @@ class LanceSource(ChunkedSource):
         unique, places = np.unique(ids, return_inverse=True)
         for parent in {self._parents[name] for name in names} & self._blobs:
             fields = {name: self._fields[name] for name in names if self._parents[name] == parent}
-            for name, stored in self._read_blobs(parent, fields, unique).items():
+            rows = self._rows(unique)
+            contents = self._read(self._fragments_of(rows), "blobs", rows, parent)
+            table = pa.table({parent: pa.array(contents, pa.large_binary())})
+            blobs = read_columns(table, fields, where=self._where, first_row=rows, nulls=self._nulls)
+            for name, stored in blobs.items():
                 columns[name] = column_from_parts(fields[name], [stored.part(places.reshape(-1))])
         return {name: columns[name] for name in names}
 
@@ -132,12 +136,6 @@ class LanceSource(ChunkedSource):
 
     def _without_blobs(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for name in names if self._parents[name] not in self._blobs)
-
-    def _read_blobs(self, column: str, fields: Mapping[str, Field], ids: Int64) -> dict[str, ColumnBuffer]:
-        rows = self._rows(ids)
-        contents = self._read(self._fragments_of(rows), "blobs", rows, column)
-        table = pa.table({column: pa.array(contents, pa.large_binary())})
-        return read_columns(table, fields, where=self._where, first_row=rows, nulls=self._nulls)
 
     def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         return self._take(np.arange(self._chunk_starts[index], self._chunk_starts[index + 1]), names)
@@ -194,7 +192,12 @@ def _columns_of(
     schema: Any, columns: Sequence[str] | None, nulls: Nulls, where: str
 ) -> tuple[dict[str, str], set[str], Derived, dict[str, Field]]:
     """The parent column of each column in the table, the names of blob columns, the masks, and the fields."""
-    blobs = {field.name for field in schema if _is_blob(field)}
+    blobs = {  # columns whose bytes are stored apart, in either of the two encodings
+        field.name
+        for field in schema
+        if getattr(field.type, "extension_name", "") == "lance.blob.v2"
+        or (field.metadata or {}).get(b"lance-encoding:blob") == b"true"
+    }
     schema = pa.schema([pa.field(field.name, pa.binary()) if field.name in blobs else field for field in schema])
     all_fields = fields_of(schema, nulls=nulls, columns=columns)
     parents = parents_of(schema, all_fields)
@@ -209,12 +212,6 @@ def _columns_of(
     if not names:
         raise SourceError("the table has no columns", where=where)
     return parents, blobs, derived, {name: all_fields[name] for name in names}
-
-
-def _is_blob(field: Any) -> bool:
-    """Whether the bytes of a column are stored apart, in either of the two encodings."""
-    extension = getattr(field.type, "extension_name", "")
-    return extension == "lance.blob.v2" or (field.metadata or {}).get(b"lance-encoding:blob") == b"true"
 
 
 def _check_version(version: object) -> Any:
