@@ -98,14 +98,6 @@ def nested_array(root: str) -> str | None:
     return next((path for path in below if path.endswith(NUMPY_SUFFIXES)), None)
 
 
-def _is_lance(paths: list[str]) -> bool:
-    """Whether this is a directory with versions of a Lance table."""
-    try:
-        return any(name.endswith(".manifest") for name in os.listdir(os.path.join(paths[0], "_versions")))
-    except OSError:
-        return False
-
-
 def _is_mds(paths: list[str]) -> bool:
     """Whether these are directories with an index of MDS shards."""
     heads = [head(os.path.join(folder, MDS_INDEX_NAME), 4096) for folder in mds_folders(paths)]
@@ -240,10 +232,9 @@ class Format:
     """A format that `rankfeed.open` knows."""
 
     description: str  # in error messages
-    is_format: Callable[[list[str]], bool]  # whether data at paths, of which there is one or more, are in it
-    reader: (
-        str  # "module:function" of ``reader(where, *, columns=None, ...) -> Source``, imported when it is called
-    )
+    #: Whether data at paths, of which there is one or more, are in it; an OSError if there are no such files.
+    is_format: Callable[[list[str]], bool]
+    reader: str  # "module:function" of ``reader(where, *, columns=None, ...) -> Source``, imported when called
     is_single: bool = False  # whether the data are at a single path, not at a pattern or list
 
 
@@ -257,7 +248,10 @@ FORMATS = {
     ),
     "numpy": Format(".npy or .npz files", _is_numpy, "npy.layout:open_numpy"),
     "lance": Format(
-        "a Lance table (a folder with _versions)", _is_lance, "lance.lance_source:LanceSource", is_single=True
+        "a Lance table (a folder with _versions)",
+        lambda paths: any(name.endswith(".manifest") for name in os.listdir(os.path.join(paths[0], "_versions"))),
+        "lance.lance_source:LanceSource",
+        is_single=True,
     ),
     "webdataset": Format("WebDataset tar shards (.tar)", _is_webdataset, "tar.tar_source:WebDatasetSource"),
     "parquet": Format("Parquet files (or a folder of them)", _is_parquet, "parquet.parquet_source:ParquetSource"),

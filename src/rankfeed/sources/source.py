@@ -299,8 +299,8 @@ class SourceView(Source):
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
         """Windows if one source needs them, or all together: the others lose little."""
-        kinds = {source.default_shuffle for source in self.sources}
-        return "window" if self.decoded_bytes > GLOBAL_SHUFFLE_BYTES or "window" in kinds else "global"
+        needs_windows = any(source.default_shuffle == "window" for source in self.sources)
+        return "window" if needs_windows or self.decoded_bytes > GLOBAL_SHUFFLE_BYTES else "global"
 
     @property
     def decoded_bytes(self) -> int:  # type: ignore[override]

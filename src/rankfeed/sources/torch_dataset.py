@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
 from inspect import getattr_static
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from rankfeed.columns.layout import (
     resolve_dtypes,
 )
 from rankfeed.errors import ArgumentError, SourceError, describe_error
+from rankfeed.sources.dataset_identity import OWN, DatasetNames
 from rankfeed.sources.source import (
     Declared,
     Int64,
@@ -36,10 +37,6 @@ from rankfeed.sources.source import (
     probe_ids,
 )
 from rankfeed.storage.checksum import digest_of
-
-if TYPE_CHECKING:
-    from rankfeed.sources.dataset_identity import DatasetNames
-
 
 #: Tables of other libraries, by package and class.
 _TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"), ("pyarrow", "RecordBatch")}
@@ -127,15 +124,11 @@ class TorchDatasetSource(Source):
         return self.identified or self._names.are_complete
 
     @cached_property
-    def _names(self) -> "DatasetNames":
-        from rankfeed.sources.dataset_identity import DatasetNames
-
+    def _names(self) -> DatasetNames:
         return DatasetNames(self.dataset)
 
     @property
     def _own_fingerprint(self) -> str | None:
-        from rankfeed.sources.dataset_identity import OWN
-
         values = (getattr(self.dataset, name, None) for name in OWN)
         return next((value for value in values if isinstance(value, str) and value), None)
 

@@ -1,7 +1,8 @@
 """Columns of Arrow tables and record batches as numpy arrays: views of their buffers if possible."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -92,7 +93,7 @@ def read_columns(
         if is_error or misshapen:
             bad = ~valid if valid is not None and is_error else np.zeros(len(array), np.bool_)
             bad[list(misshapen)] = True
-            error = _row_error(own, where, column, first_row, misshapen)
+            error = partial(_row_error, own, where, column, first_row, misshapen)
             buffer = replace(buffer, unreadable=Unreadable(bad, error))
         if column in fields:
             out[column] = buffer
@@ -102,22 +103,15 @@ def read_columns(
 
 
 def _row_error(
-    field: Field, where: str, column: str, first_row: int | Int64, misshapen: Misshapen
-) -> Callable[[int], SourceError]:
-    def error(row: int) -> SourceError:
-        row_number = first_row + row if isinstance(first_row, int) else int(first_row[row])
-        place = f"{where}, row {row_number}, column {column!r}"
-        if row in misshapen:
-            return shape_error(*misshapen[row], place)
-        return SourceError(
-            "a value is null",
-            expected=f"a value of {field}",
-            found="null",
-            where=place,
-            remedy=NULL_REMEDY,
-        )
-
-    return error
+    field: Field, where: str, column: str, first_row: int | Int64, misshapen: Misshapen, row: int
+) -> SourceError:
+    row_number = first_row + row if isinstance(first_row, int) else int(first_row[row])
+    place = f"{where}, row {row_number}, column {column!r}"
+    if row in misshapen:
+        return shape_error(*misshapen[row], place)
+    return SourceError(
+        "a value is null", expected=f"a value of {field}", found="null", where=place, remedy=NULL_REMEDY
+    )
 
 
 def shape_error(expected: int, actual: int, where: str) -> CorruptError:

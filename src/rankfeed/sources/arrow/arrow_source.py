@@ -117,8 +117,8 @@ class ArrowSource(ChunkedSource):
         self._plain = frozenset(plain & set(self._fields))
         self._all_in_place = plain.issuperset(name for name, _, _ in leaves_of(schema))
         # Columns that are read in place have no nulls in any file: their masks need no data.
-        masks = {name + VALID for name in plain} if nulls == "mask" else set()
-        self._all_valid = frozenset(masks & set(self._fields))
+        masks = (name + VALID for name in plain if nulls == "mask")
+        self._all_valid = frozenset(self._fields).intersection(masks)
         self._decoded = frozenset(self._fields) - self._plain - self._all_valid
         self._file_starts = starts_of(rows)
         #: int64 [chunks, 4]: file, record batch, first row, rows.

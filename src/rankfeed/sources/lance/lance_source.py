@@ -130,9 +130,9 @@ class LanceSource(ChunkedSource):
                 columns[name] = column_from_parts(fields[name], [stored.part(places.reshape(-1))])
         return {name: columns[name] for name in names}
 
-    def _expect_chunks(self, ids: Int64, names: tuple[str, ...]) -> None:
+    def _expect(self, ids: Int64, names: Sequence[str]) -> None:
         if plain := self._without_blobs(names):
-            super()._expect_chunks(ids, plain)
+            super()._expect(ids, plain)
 
     def _without_blobs(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for name in names if self._parents[name] not in self._blobs)

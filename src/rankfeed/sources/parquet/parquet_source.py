@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from rankfeed._util.threads import in_parallel
 from rankfeed._util.validate import check_int
 from rankfeed.columns.columns import Column, ColumnBuffer
 from rankfeed.columns.field import Field
@@ -25,7 +26,7 @@ from rankfeed.sources.arrow.types import (
     parents_of,
 )
 from rankfeed.sources.chunked import CACHE_BYTES, Chunk, ChunkCache, ChunkedSource
-from rankfeed.sources.parquet.footer import read_footers
+from rankfeed.sources.parquet.footer import read_footer
 from rankfeed.sources.parquet.partitions import Partitions, parquet_files
 from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader, RowGroupPart, cut_row_groups
 from rankfeed.sources.paths import Paths, label
@@ -41,6 +42,8 @@ _PART_BYTES, _PARTS_IN_CACHE = 8 << 20, 256
 _LEAST_PART_BYTES = 64 << 10
 #: Decoded bytes per row and column that is not dense, at least: repeated text takes a few bits in the file.
 _LEAST_ROW_BYTES = 32
+#: A progress bar is shown for this many files.
+_MANY_FILES = 2_000
 #: Bytes of a row above which the next rows are announced as far ahead as the cache holds them.
 _LARGE_ROW = 16 << 10
 
@@ -87,7 +90,7 @@ class ParquetSource(ChunkedSource):
         listed = parquet_files(where)
         paths = [file.path for file in listed]
         self.files = DataFiles(paths)
-        footers = read_footers(paths)
+        footers = in_parallel(read_footer, paths, "reading footers", progress=len(paths) >= _MANY_FILES)
         self._nulls: Nulls = nulls
         schema = footers[0].schema
         for path, footer in zip(paths, footers, strict=True):
@@ -195,7 +198,7 @@ class ParquetSource(ChunkedSource):
                     before = index - (part.first - first) // part.step
                     if self._cache.accepts((before, names), rows.nbytes):
                         with suppress(SourceError):  # which is raised when the part is requested
-                            self._cache.offer((before, names), self._columns(before, names, rows))
+                            self._cache.insert((before, names), self._columns(before, names, rows), requests=0)
 
                 rows = self._reader.read(part, parents, keep)
                 self._cache.reserved = self._reader.nbytes

@@ -120,6 +120,7 @@ class Partitions:
                 )
             for key, text in file.keys:
                 check_utf8(f"{key}={text}", file.path, "a folder that names the value of a column")
+        self.names = names  # the keys of the directories
         self._texts = {name: [file.keys[depth][1] for file in files] for depth, name in enumerate(names)}
         self._is_integer = {
             name: any(texts) and all(text is None or _INTEGER.fullmatch(text) for text in texts)
@@ -146,11 +147,6 @@ class Partitions:
                     where=path,
                     remedy="rename the folders of one of them, or leave the column out with columns=",
                 )
-
-    @property
-    def names(self) -> Collection[str]:
-        """The keys of the directories."""
-        return self._texts.keys()
 
     def describe(self) -> list[str]:
         """For the fingerprint: each key with its value for each file."""

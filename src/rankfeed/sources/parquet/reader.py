@@ -336,9 +336,10 @@ class ParquetReader:
         for name in read:
             arrays = [array for array, _ in _leaves_of(first.column(name))]
             for index, array in zip(by_name[name], arrays, strict=True):
-                if index not in texts:
+                if index not in texts or not pa.types.is_dictionary(array.type) or not len(array.dictionary):
                     continue
-                column, (longest, mean) = group.column(index), _entry_lengths(array)
+                column, lengths = group.column(index), pc.binary_length(array.dictionary)
+                longest, mean = pc.max(lengths).as_py() or 0, (pc.sum(lengths).as_py() or 0) // len(lengths)
                 if longest * column.num_values <= _MOST_DECODED:
                     continue
                 if mean * column.num_values > _EXPANSION * column.total_uncompressed_size:
@@ -493,11 +494,3 @@ def _values_per_row(kind: Any) -> list[int]:
     if pa.types.is_fixed_size_list(kind):
         return [kind.list_size * count for count in counts]
     return [0] * len(counts) if counts else [1]
-
-
-def _entry_lengths(array: Any) -> tuple[int, int]:
-    """Bytes of the longest entry, and the mean, of a dictionary array; 0 for other arrays."""
-    if not pa.types.is_dictionary(array.type) or not len(array.dictionary):
-        return 0, 0
-    lengths = pc.binary_length(array.dictionary)
-    return pc.max(lengths).as_py() or 0, (pc.sum(lengths).as_py() or 0) // len(lengths)
