@@ -16,8 +16,7 @@ import xxhash
 from rankfeed._util.validate import check_bool, check_float, check_int, check_str, invalid
 from rankfeed.columns.columns import Bytes, Column, Dense
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
-from rankfeed.sources.selection import indices_of
-from rankfeed.sources.source import SelectSource, Source, SourceView, check_columns, scan
+from rankfeed.sources.source import SelectSource, Source, SourceView, check_columns, indices_of, scan
 
 UInt64 = npt.NDArray[np.uint64]
 

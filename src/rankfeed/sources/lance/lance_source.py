@@ -16,7 +16,7 @@ from rankfeed.errors import SourceError
 from rankfeed.sources.arrow.arrow_columns import read_columns
 from rankfeed.sources.arrow.types import Nulls, fields_of, logical_types_of, masks_of, parents_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
-from rankfeed.sources.lance.process import TableHandle, inspect_table
+from rankfeed.sources.lance.lance_table import TableHandle, inspect_table
 from rankfeed.sources.paths import check_utf8
 from rankfeed.sources.source import Derived, Int64, check_columns, even_blocks, starts_of
 from rankfeed.storage.checksum import digest_of
