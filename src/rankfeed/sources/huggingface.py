@@ -107,6 +107,8 @@ class HuggingFaceSource(SourceView):
         ArgumentError: no such column or split, or the Dataset has a transform of its own.
     """
 
+    identified = True  # by the fingerprint of the Dataset itself
+
     def __init__(
         self,
         where: Any,
@@ -209,11 +211,6 @@ class HuggingFaceSource(SourceView):
             return
         self._read()
         check_same_data(self._fingerprint, state["_fingerprint"], self._folder or "the Dataset")
-
-    @property
-    def identified(self) -> bool:
-        """True: the Dataset has a fingerprint of its own."""
-        return True
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         columns = self._table.fetch(self._rows(ids), [self._names[name] for name in names])

@@ -208,6 +208,8 @@ class ArrowTableSource(ChunkedSource):
     columns that are views of the table take no bytes of the cache.
     """
 
+    identified = False  # the fingerprint is of columns and number of rows, not of the content
+
     def __init__(
         self,
         table: Any,
@@ -231,11 +233,6 @@ class ArrowTableSource(ChunkedSource):
         blocks = np.array([len(batch) for batch in self._batches], np.int64)
         self._init_samples(name, fields, blocks, digest_of(repr((fields, int(blocks.sum()))).encode()))
         self._init_chunks(blocks, cache_bytes)
-
-    @property
-    def identified(self) -> bool:
-        """False: the fingerprint is of columns and number of rows, not of the content."""
-        return False
 
     def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         batch = self._batches[index]

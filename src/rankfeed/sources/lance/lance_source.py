@@ -81,6 +81,7 @@ class LanceSource(ChunkedSource):
             raise invalid("filter", "a condition in SQL", filter)
         self._nulls: Nulls = nulls
         self._info = inspect_table(self.path, _check_version(version), filter)
+        self.version = self._info.version  #: number of the version that is read
         self._where = f"{self.path}, version {self.version}"
         label = self._where if filter is None else f"{self._where}, filter {filter!r}"
         self._handle = TableHandle(self._info)
@@ -103,11 +104,6 @@ class LanceSource(ChunkedSource):
         self._init_samples(label, fields, blocks, fingerprint)
         self._init_chunks(self._ranges(cache_bytes), cache_bytes)
         self.decoded_bytes = int(self._info.data_bytes.sum())
-
-    @property
-    def version(self) -> int:
-        """Number of the version that is read."""
-        return self._info.version
 
     def _independent(self) -> Self:
         source = super()._independent()

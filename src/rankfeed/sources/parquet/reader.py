@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -133,13 +133,6 @@ class LargeRowsError(RankfeedError):
 _GroupKey = tuple[int, int, tuple[str, ...]]
 
 
-class _Decoded(NamedTuple):
-    """What a row group becomes when it is decoded, as far as the footer does not tell."""
-
-    nbytes: int = 0  # of numbers, also in lists, and of bytes of a fixed size
-    dictionaries: frozenset[str] = frozenset()  # paths of Parquet columns of text or bytes that stay dictionaries
-
-
 @dataclass(eq=False)
 class _Cursor:
     """A row group that was read up to some row."""
@@ -175,7 +168,8 @@ class ParquetReader:
         self._cursors: OrderedDict[tuple[_GroupKey, int], _Cursor] = OrderedDict()
         #: Kept ones, and those that a thread reads on.
         self._open_cursors: set[_Cursor] = set()
-        self._decoded: dict[_GroupKey, _Decoded] = {}
+        #: Bytes of a row group when it is decoded, and columns that stay dictionaries: see `_examine`.
+        self._decoded: dict[_GroupKey, tuple[int, frozenset[str]]] = {}
         #: Bytes of a cursor in each row group that is read in parts.
         self._cursor_bytes: dict[_GroupKey, int] = {}
 
@@ -231,10 +225,10 @@ class ParquetReader:
             if key not in self._decoded:
                 self._decoded[key] = self._examine(group, names)
             decoded.append(self._decoded[key])
-        nbytes = sum(group.nbytes for group in decoded) * part.rows // max(1, sum(part.totals))
+        nbytes = sum(size for size, _ in decoded) * part.rows // max(1, sum(part.totals))
         if nbytes > _MOST_DECODED and part.rows > 1:
             raise LargeRowsError(self._where(part), -(-nbytes * _CUT // _MOST_DECODED))
-        dictionaries = frozenset[str]().union(*(group.dictionaries for group in decoded))
+        dictionaries = frozenset[str]().union(*(paths for _, paths in decoded))
         # One by one: a reader of several would replace damaged rows of one by rows of the next.
         return _concat(
             [self._read_in_group(group, names, dictionaries, skipped) for group in part.by_group() if group.rows]
@@ -293,7 +287,12 @@ class ParquetReader:
                     where=f"{self._where(part)}, column {column.path_in_schema!r}",
                 )
 
-    def _examine(self, part: RowGroupPart, names: tuple[str, ...]) -> _Decoded:
+    def _examine(self, part: RowGroupPart, names: tuple[str, ...]) -> tuple[int, frozenset[str]]:
+        """What a row group becomes when it is decoded, as far as the footer does not tell.
+
+        The bytes of numbers (also in lists) and of bytes of a fixed size, and the paths of Parquet columns of text
+        or bytes that stay dictionaries.
+        """
         _, metadata = self._file(part.file)
         group = metadata.row_group(part.group)
         where = self._where(part)
@@ -314,13 +313,13 @@ class ParquetReader:
             if column.max_repetition_level or column.physical_type == "FIXED_LEN_BYTE_ARRAY"
         }
         if group.num_rows <= _FEW_ROWS or not (texts or sized):
-            return _Decoded()
+            return 0, frozenset()
         schema = metadata.schema.to_arrow_schema()
         fixed = [count for name in names for count in _values_per_row(schema.field(name).type)]
         if not texts and all(fixed):
             values = dict(zip(leaves, fixed, strict=True))
             row_bytes = sum(values[index] * value_bytes for index, value_bytes in sized.items())
-            return _Decoded(group.num_rows * row_bytes)
+            return group.num_rows * row_bytes, frozenset()
         # The metadata of column chunks can only be used after a row was read: see `footer`.
         one_row = replace(part, first=0, rows=1, step=1)
         read = tuple(name for name, columns in by_name.items() if columns.keys() & (texts.keys() | sized.keys()))
@@ -346,7 +345,7 @@ class ParquetReader:
                     dictionaries.add(texts[index])
                 else:  # at the most, if all values were the longest one
                     nbytes += longest * column.num_values // _CUT
-        return _Decoded(nbytes, frozenset(dictionaries))
+        return nbytes, frozenset(dictionaries)
 
     def _drop_cursors(self, cursor: _Cursor, *, needed: int = 0, at_least: int = 0) -> None:
         """Drop the cursors used least recently, until the others and ``needed`` bytes are within the limits.
