@@ -411,12 +411,10 @@ class TableHandle:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of `LanceTable`, from any thread."""
-        return self._opened().call(method, *arguments)
-
-    def _opened(self) -> LanceTable | IsolatedTable:
         with self._lock:
             if self._open is None or self._open.closed:
                 table = (IsolatedTable if forked_from_lance() else LanceTable)(self._info.uri, self._info.version)
                 check_same_data(table.call("info").digest, self._info.digest, table.where)
                 self._open = table
-            return self._open
+            table = self._open
+        return table.call(method, *arguments)
