@@ -183,13 +183,13 @@ class ParquetReader:
     def lock(self, part: RowGroupPart, names: tuple[str, ...]) -> Iterator[None]:
         """Held while a part is read."""
         key = (part.file, part.group, names)
-        nbytes = 0 if part.rows == sum(part.totals) else self._cursor_bytes.get(key)
-        if nbytes is None:  # as if values varied in size, until a cursor was opened
-            group = self._file(part.file)[1].row_group(part.group)
-            nbytes = group.total_byte_size * min(_PAGE_VALUES, group.num_rows) // max(1, group.num_rows)
-        is_large = nbytes > self._most_cursor_bytes // _LARGE_SHARE
-        with self._group_locks[hash(key) % _LOCKS], self._large_lock if is_large else nullcontext():
-            yield
+        with self._group_locks[hash(key) % _LOCKS]:
+            nbytes = 0 if part.rows == sum(part.totals) else self._cursor_bytes.get(key)
+            if nbytes is None:  # as if values varied in size, until a cursor was opened
+                group = self._file(part.file)[1].row_group(part.group)
+                nbytes = group.total_byte_size * min(_PAGE_VALUES, group.num_rows) // max(1, group.num_rows)
+            with self._large_lock if nbytes > self._most_cursor_bytes // _LARGE_SHARE else nullcontext():
+                yield
 
     def continues_at(self, part: RowGroupPart, names: tuple[str, ...]) -> bool:
         """Whether a part can be decoded without decoding others before it."""
