@@ -14,7 +14,7 @@ from tests.support.values import column_of
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, SourceError, TransformError
-from rankfeed.sources.selection import indices_of
+from rankfeed.sources.source import indices_of
 
 SIZE = 120
 

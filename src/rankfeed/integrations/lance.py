@@ -14,8 +14,7 @@ from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.plan import Cursor, Plan, Schedule
-from rankfeed.sources.lance.lance_table import LanceTable, TableInfo
-from rankfeed.sources.lance.process import IsolatedTable, forked_from_lance
+from rankfeed.sources.lance.lance_table import IsolatedTable, LanceTable, TableInfo, forked_from_lance
 from rankfeed.sources.source import Int64
 from rankfeed.topology import Topology
 

@@ -140,23 +140,21 @@ class ChunkedSource(Source):
         self._expect(check_ids(sample_ids, len(self)), check_columns(columns, self.fields, self.derived))
 
     def _expect(self, ids: Int64, names: Sequence[str]) -> None:
+        columns, chunks = tuple(names), self._chunk_starts.searchsorted(ids, side="right") - 1
         with self._cache.enter() as is_nested:
-            if not is_nested:
-                self._expect_chunks(ids, tuple(names))
-
-    def _expect_chunks(self, ids: Int64, names: tuple[str, ...]) -> None:
-        chunks = self._chunk_starts.searchsorted(ids, side="right") - 1
-        if self._sequential_chunks:
-            numbers, rows = np.unique(chunks, return_counts=True)
-            keys = [(index, names) for index in numbers.tolist()]
-            self._cache.announce(keys, rows.tolist(), 2 * self.prefetch_distance)
-            self._prefetch_announced()
-            return
-        # Most batches lie in one chunk.
-        needed = chunks[:1] if (chunks == chunks[:1]).all() else np.unique(chunks)
-        for index in needed.tolist():
-            if not self._cache.prefetch((index, names), self._loader(index, names)):
-                break
+            if is_nested:
+                return
+            if self._sequential_chunks:
+                numbers, rows = np.unique(chunks, return_counts=True)
+                keys = [(index, columns) for index in numbers.tolist()]
+                self._cache.announce(keys, rows.tolist(), 2 * self.prefetch_distance)
+                self._prefetch_announced()
+                return
+            # Most batches lie in one chunk.
+            needed = chunks[:1] if (chunks == chunks[:1]).all() else np.unique(chunks)
+            for index in needed.tolist():
+                if not self._cache.prefetch((index, columns), self._loader(index, columns)):
+                    break
 
     def _prefetch_announced(self) -> None:
         """Prefetch the chunks that are needed next, as far as that is cheap."""
@@ -339,10 +337,6 @@ class ChunkCache:
                     break  # expired chunks come first
             return excess <= 0
 
-    def offer(self, key: Hashable, chunk: Chunk) -> None:
-        """Keep a chunk that was decoded on the way to another one."""
-        self._insert(key, chunk, requests=0)
-
     def get(self, key: Hashable, load: Callable[[], Chunk]) -> Chunk:
         """A chunk, decoded by ``load`` unless another thread does; raises the errors of ``load``."""
         mine: Future[Chunk] = Future()
@@ -385,7 +379,7 @@ class ChunkCache:
     def _load(self, key: Hashable, load: Callable[[], Chunk]) -> Chunk:
         try:
             chunk = load()
-            self._insert(key, chunk)
+            self.insert(key, chunk)
             return chunk
         finally:
             with self._lock:
@@ -397,7 +391,8 @@ class ChunkCache:
             except RuntimeError as error:  # the interpreter is about to exit
                 reraise_interrupt(error)
 
-    def _insert(self, key: Hashable, chunk: Chunk, requests: int = 1) -> None:
+    def insert(self, key: Hashable, chunk: Chunk, requests: int = 1) -> None:
+        """Keep a chunk; one that was decoded on the way to another one has no ``requests``."""
         nbytes = sum(stored.nbytes for stored in chunk.values())
         rows = max(1, max((stored.rows for stored in chunk.values()), default=0))
         with self._lock:

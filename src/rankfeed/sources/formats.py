@@ -54,11 +54,6 @@ BOM = b"\xef\xbb\xbf"
 _PROBED_BYTES = 1 << 16
 
 
-def _is_packed(paths: list[str]) -> bool:
-    """Whether this is the folder of a completely written dataset."""
-    return os.path.isfile(os.path.join(paths[0], MANIFEST_NAME))
-
-
 def _is_arrow(paths: list[str]) -> bool:
     """Whether these are Arrow IPC files or streams, or folders of them."""
     try:
@@ -101,14 +96,6 @@ def nested_array(root: str) -> str | None:
     """A `.npy` or `.npz` file in a subdirectory at any depth."""
     below = (os.path.join(here, name) for here, names in walk(root) if here != root for name in names)
     return next((path for path in below if path.endswith(NUMPY_SUFFIXES)), None)
-
-
-def _is_lance(paths: list[str]) -> bool:
-    """Whether this is a directory with versions of a Lance table."""
-    try:
-        return any(name.endswith(".manifest") for name in os.listdir(os.path.join(paths[0], "_versions")))
-    except OSError:
-        return False
 
 
 def _is_mds(paths: list[str]) -> bool:
@@ -245,28 +232,26 @@ class Format:
     """A format that `rankfeed.open` knows."""
 
     description: str  # in error messages
-    is_format: Callable[[list[str]], bool]  # whether data at paths, of which there is one or more, are in it
-    reader: (
-        str  # "module:function" of ``reader(where, *, columns=None, ...) -> Source``, imported when it is called
-    )
+    #: Whether data at paths, of which there is one or more, are in it; an OSError if there are no such files.
+    is_format: Callable[[list[str]], bool]
+    reader: str  # "module:function" of ``reader(where, *, columns=None, ...) -> Source``, imported when called
     is_single: bool = False  # whether the data are at a single path, not at a pattern or list
-
-    def fits(self, where: Paths, paths: list[str]) -> bool:
-        """Whether the given data, whose paths exist, are in this format."""
-        if not paths or (self.is_single and paths != [where]):
-            return False
-        try:
-            return self.is_format(paths)
-        except OSError:
-            return False
 
 
 #: In the order of detection.
 FORMATS = {
-    "packed": Format("a folder that rankfeed.write wrote", _is_packed, "packed:PackedSource", is_single=True),
+    "packed": Format(
+        "a folder that rankfeed.write wrote",
+        lambda paths: os.path.isfile(os.path.join(paths[0], MANIFEST_NAME)),
+        "packed:PackedSource",
+        is_single=True,
+    ),
     "numpy": Format(".npy or .npz files", _is_numpy, "npy.layout:open_numpy"),
     "lance": Format(
-        "a Lance table (a folder with _versions)", _is_lance, "lance.lance_source:LanceSource", is_single=True
+        "a Lance table (a folder with _versions)",
+        lambda paths: any(name.endswith(".manifest") for name in os.listdir(os.path.join(paths[0], "_versions"))),
+        "lance.lance_source:LanceSource",
+        is_single=True,
     ),
     "webdataset": Format("WebDataset tar shards (.tar)", _is_webdataset, "tar.tar_source:WebDatasetSource"),
     "parquet": Format("Parquet files (or a folder of them)", _is_parquet, "parquet.parquet_source:ParquetSource"),
@@ -293,18 +278,16 @@ FORMATS = {
 }
 
 
-def check_format(format: str | None) -> None:
-    """Refuse a name of no format."""
-    check_optional(check_choice, "format", format, choices=tuple(FORMATS))
-
-
 def detect_format(where: Paths, format: str | None = None) -> str | None:
     """The name of the format of data, ``format`` itself if they are in it; None if they are in no such format."""
-    check_format(format)
     return fitting_format(where, expand(where), format)
 
 
 def fitting_format(where: Paths, paths: list[str], format: str | None) -> str | None:
     """The same, of data whose paths are given."""
-    names = FORMATS if format is None else [format]
-    return next((name for name in names if FORMATS[name].fits(where, paths)), None)
+    check_optional(check_choice, "format", format, choices=tuple(FORMATS))
+    for name in FORMATS if format is None else [format]:
+        with suppress(OSError):
+            if (not FORMATS[name].is_single or paths == [where]) and paths and FORMATS[name].is_format(paths):
+                return name
+    return None

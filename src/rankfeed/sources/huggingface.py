@@ -107,6 +107,8 @@ class HuggingFaceSource(SourceView):
         ArgumentError: no such column or split, or the Dataset has a transform of its own.
     """
 
+    identified = True  # by the fingerprint of the Dataset itself
+
     def __init__(
         self,
         where: Any,
@@ -169,9 +171,9 @@ class HuggingFaceSource(SourceView):
             wanted = tuple(
                 name for name in all_fields if any(f"{name}.".startswith(f"{c}.") for c in format_columns)
             )
+        derived = masks_of(all_fields, nulls)
         #: Name of each column -> name in the table.
-        self.derived = masks_of(all_fields, nulls)
-        self._names = {name: all_fields[name] for name in check_columns(wanted, all_fields, self.derived)}
+        self._names = {name: all_fields[name] for name in check_columns(wanted, all_fields, derived)}
         columns = list(self._names.values())
         self._table = _open_table(table, place, columns=columns, shapes=shapes, **self._options)
         self._mapping = None
@@ -185,6 +187,7 @@ class HuggingFaceSource(SourceView):
                     where=place,
                 )
         super().__init__(self._table)  # the properties are those of the table
+        self.derived = derived
         types = {**self._table.logical_types, **labels_of_features(features)}
         self.logical_types = {name: types[stored] for name, stored in self._names.items() if stored in types}
         parts = [own_fingerprint, self._table.fingerprint, self._mapping.fingerprint if self._mapping else ""]
@@ -208,11 +211,6 @@ class HuggingFaceSource(SourceView):
             return
         self._read()
         check_same_data(self._fingerprint, state["_fingerprint"], self._folder or "the Dataset")
-
-    @property
-    def identified(self) -> bool:
-        """True: the Dataset has a fingerprint of its own."""
-        return True
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         columns = self._table.fetch(self._rows(ids), [self._names[name] for name in names])

@@ -11,7 +11,7 @@ from typing import Any
 
 from rankfeed._util.validate import check_bool, check_columns_option, check_path
 from rankfeed.errors import ArgumentError, SourceError, listed
-from rankfeed.sources.formats import FORMATS, Format, check_format, detect_format, fitting_format
+from rankfeed.sources.formats import FORMATS, Format, detect_format, fitting_format
 from rankfeed.sources.paths import Paths, as_paths, escape, expand, files_in, natural, walk
 from rankfeed.sources.source import Source
 from rankfeed.storage.manifest import MANIFEST_NAME
@@ -78,29 +78,22 @@ def open(
         raise ArgumentError(
             "object stores are not supported yet: storage_options must be None", remedy="leave storage_options out"
         )
-    check_format(format)
     paths = expand(uri)
     name = fitting_format(uri, paths, format)
-    _refuse_unfinished(paths)
-    if name is None:
-        raise _unknown_format_error(uri, paths, format)
-    common = {"allow_pickle": allow_pickle, "cache_dir": cache_dir}
-    return _call_reader(FORMATS[name], uri, columns, common, options)
-
-
-def _refuse_unfinished(paths: list[str]) -> None:
-    """Refuse the target of an unfinished write: without a manifest, its shards may be a part of the data."""
-    # Checked for all formats: the shards of an unfinished write are valid Arrow files.
+    # The shards of an unfinished write are valid Arrow files, but may be a part of the data.
     for folder in dict.fromkeys(path if os.path.isdir(path) else os.path.dirname(path) for path in paths):
+        is_staging = os.path.isdir(os.path.join(folder, STAGING_NAME))
         # In this order: the manifest is written before the staging directory is removed.
-        if os.path.isdir(os.path.join(folder, STAGING_NAME)) and not os.path.exists(
-            os.path.join(folder, MANIFEST_NAME)
-        ):
+        if is_staging and not os.path.exists(os.path.join(folder, MANIFEST_NAME)):
             raise SourceError(
                 "writing into this folder was not finished",
                 where=folder or os.curdir,
                 remedy="wait for it, or call rankfeed.write again with the same input to resume it",
             )
+    if name is None:
+        raise _unknown_format_error(uri, paths, format)
+    common = {"allow_pickle": allow_pickle, "cache_dir": cache_dir}
+    return _call_reader(FORMATS[name], uri, columns, common, options)
 
 
 def _call_reader(
@@ -113,22 +106,21 @@ def _call_reader(
     allowed = [name for name in parameters if name not in ("columns", *common)]
     for option in options:
         if option not in allowed:
+            remedy = None
+            if option == "split":
+                remedy = "leave split out: a split of this format is a folder, which is opened by its path"
+                folders = _data_folders(where, None) if isinstance(where, str) and os.path.isdir(where) else ()
+                if folders:
+                    remedy += f": {', '.join(os.path.join(str(where), folder) for folder in folders)}"
             raise ArgumentError(
                 f"{format.description} has no such option",
                 expected="one of " + ", ".join(allowed) if allowed else "no options",
                 found=option,
-                remedy=_split_remedy(where) if option == "split" else None,
+                remedy=remedy,
             )
     given = {name: value for name, value in common.items() if name in parameters}
     source: Source = reader(where, columns=columns, **given, **options)
     return source
-
-
-def _split_remedy(where: Paths) -> str:
-    """How to open a split of a format whose splits are folders."""
-    remedy = "leave split out: a split of this format is a folder, which is opened by its path"
-    names = _data_folders(where, None) if isinstance(where, str) and os.path.isdir(where) else {}
-    return f"{remedy}: {', '.join(os.path.join(str(where), name) for name in names)}" if names else remedy
 
 
 def _unknown_format_error(where: Paths, paths: Sequence[str], format: str | None) -> SourceError:
@@ -179,7 +171,11 @@ def _folder_error(folder: str, expected: str, format: str | None) -> SourceError
             remedy=f"open one of them: rankfeed.open({os.path.join(folder, next(iter(formats)))!r}); "
             "rankfeed.concat joins several",
         )
-    suffix, depth = _common_suffix(folder)
+    counts: Counter[tuple[str, int]] = Counter()  # of suffixes, and levels below the folder
+    for here, file_names in walk(folder):
+        depth = 0 if here == folder else os.path.relpath(here, folder).count(os.sep) + 1
+        counts.update((os.path.splitext(name)[1].lower(), depth) for name in file_names)
+    suffix, depth = counts.most_common(1)[0][0] if counts else ("", 0)
     pattern_remedy = _pattern_remedy(folder, files, format)
     return SourceError(
         "the folder holds no data that rankfeed reads"
@@ -196,15 +192,6 @@ def _subfolders(folder: str) -> list[str]:
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     return sorted(names, key=natural)
-
-
-def _common_suffix(folder: str) -> tuple[str, int]:
-    """The suffix of most files in a folder, and how many levels below the folder they are."""
-    counts: Counter[tuple[str, int]] = Counter()
-    for here, names in walk(folder):
-        depth = 0 if here == folder else os.path.relpath(here, folder).count(os.sep) + 1
-        counts.update((os.path.splitext(name)[1].lower(), depth) for name in names)
-    return counts.most_common(1)[0][0] if counts else ("", 0)
 
 
 def _pattern_remedy(folder: str, files: Sequence[str], format: str | None) -> str | None:

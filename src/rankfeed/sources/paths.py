@@ -47,12 +47,11 @@ def expand(where: Paths) -> list[str]:
         for path in [text] if os.path.exists(text) else braces(text):
             if os.path.exists(path):
                 paths.append(path)
-            elif not glob.has_magic(path):
-                raise SourceError("no such file or folder", where=path, remedy=_escape_remedy(text))
-            elif matches := sorted(glob.glob(path, recursive=True), key=natural):
+            elif matches := sorted(glob.glob(path, recursive=True), key=natural) if glob.has_magic(path) else []:
                 paths += matches
             else:
-                raise SourceError("no file matches the pattern", where=path, remedy=_escape_remedy(text))
+                problem = "no file matches the pattern" if glob.has_magic(path) else "no such file or folder"
+                raise SourceError(problem, where=path, remedy=_escape_remedy(text))
     data = [path for path in paths if not is_side_file(path)]
     if paths and not data:
         raise SourceError(

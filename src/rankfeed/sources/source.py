@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,7 @@ from rankfeed._util.validate import check_bool, check_int, check_int_array, chec
 from rankfeed.columns.columns import Column, ColumnBuffer, Columns, column_from_parts
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import Layout
-from rankfeed.errors import ArgumentError, CorruptError, SourceError, describe_error
-from rankfeed.sources.selection import Indices, Selection, block_sizes, compose, resolve_selection
+from rankfeed.errors import ArgumentError, CorruptError, SourceError, describe_error, safe_str
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
 
@@ -28,6 +27,8 @@ Annotate = Callable[[Any, str, Any], None]
 Derived = Mapping[str, Sequence[str]]
 LogicalTypes = Mapping[str, str]
 Sample = dict[str, Any]
+#: Sample ids, a mask, a slice, a range or a predicate.
+Selection = npt.ArrayLike | slice | range | Callable[[Any], Any]
 
 #: Approximate size of a block of data that can be read at any place.
 BLOCK_BYTES = 4 << 20
@@ -97,7 +98,7 @@ class Source:
     decoded_bytes: int = 0
     cache_bytes: int = 0
     best_window: int | None = None
-    runs_user_code: ClassVar[bool] = False
+    runs_user_code: bool = False
     supports_batched_getitem: bool = False
     collate: Collate | None = None
     annotate: Annotate | None = None
@@ -293,12 +294,14 @@ class SourceView(Source):
         self.annotate = first.annotate if all(other.annotate == first.annotate for other in others) else None
         user = [source.supports_batched_getitem for source in sources if source.runs_user_code]
         self.supports_batched_getitem = bool(user) and all(user)  # otherwise each sample is seeded
+        self.runs_user_code = bool(user)
+        self.derived = {name: others for source in sources for name, others in source.derived.items()}
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
         """Windows if one source needs them, or all together: the others lose little."""
-        kinds = {source.default_shuffle for source in self.sources}
-        return "window" if self.decoded_bytes > GLOBAL_SHUFFLE_BYTES or "window" in kinds else "global"
+        needs_windows = any(source.default_shuffle == "window" for source in self.sources)
+        return "window" if needs_windows or self.decoded_bytes > GLOBAL_SHUFFLE_BYTES else "global"
 
     @property
     def decoded_bytes(self) -> int:  # type: ignore[override]
@@ -307,10 +310,6 @@ class SourceView(Source):
     @property
     def best_window(self) -> int | None:  # type: ignore[override]
         return min((source.best_window for source in self.sources if source.best_window), default=None)
-
-    @property
-    def runs_user_code(self) -> bool:  # type: ignore[override]
-        return any(source.runs_user_code for source in self.sources)
 
     @property
     def reads_in_place(self) -> bool:  # type: ignore[override]
@@ -346,22 +345,99 @@ class SourceView(Source):
         return Declared(declarations[0].what, declarations[0].call, layout, tuple(sorted(ragged)))
 
     @cached_property
-    def derived(self) -> Derived:  # type: ignore[override]
-        derived: dict[str, Sequence[str]] = {}
-        for source in self.sources:
-            derived |= source.derived
-        return derived
-
-    @cached_property
     def logical_types(self) -> LogicalTypes:  # type: ignore[override]
-        types: dict[str, str] = {}
-        for source in self.sources:
-            types |= source.logical_types
-        return types
+        return {name: kind for source in self.sources for name, kind in source.logical_types.items()}
 
     def check_unchanged(self, *, at_intervals: bool = False) -> None:
         for source in self.sources:
             source.check_unchanged(at_intervals=at_intervals)
+
+
+@dataclass(frozen=True, eq=False)
+class Indices:
+    """Sample ids: a range if they are evenly spaced, so that the digest depends on the ids alone."""
+
+    values: range | npt.NDArray[np.unsignedinteger[Any]]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def ids(self, positions: Int64) -> Int64:
+        if isinstance(self.values, range):
+            return self.values.start + positions * self.values.step
+        return self.values[positions].astype(np.int64)
+
+    @property
+    def digest(self) -> str:
+        if isinstance(self.values, range):
+            return digest_of(f"range {self.values.start} {len(self)} {self.values.step}".encode())
+        return digest_of(b"ids", self.values.astype("<i8").tobytes())
+
+
+def indices_of(ids: Int64 | range) -> Indices:
+    """The smallest representation of ids (at least one, none negative)."""
+    first, step = int(ids[0]), int(ids[1] - ids[0]) if len(ids) > 1 else 1
+    if isinstance(ids, range) or (ids[1:] - ids[:-1] == step).all():
+        return Indices(range(first, first + step * len(ids), step))
+    return Indices(ids.astype(np.min_scalar_type(int(ids.max()))))
+
+
+def resolve_selection(chosen: Any, size: int) -> Indices:
+    """The samples that ids, a mask, a slice or a range select from ``size`` samples: at least one, each once."""
+    ids: range | Int64
+    if isinstance(chosen, slice):
+        try:
+            ids = range(*chosen.indices(size))
+        except Exception as error:
+            summary = "invalid slice: it needs integers and a step other than 0"
+            raise ArgumentError(summary, found=chosen) from error
+    elif isinstance(chosen, range):
+        ids = chosen
+        _check_bounds([chosen[0], chosen[-1]] if chosen else [], size)
+    else:
+        ids = _check_ids_or_mask(chosen, size)
+    if not len(ids):
+        raise SourceError("no sample is selected", expected=f"at least one of {size}", found="none")
+    return indices_of(ids)
+
+
+def _check_ids_or_mask(chosen: Any, size: int) -> Int64:
+    expected = "a list or 1-D array of integers, a bool mask, a slice, a range or a function"
+    try:
+        given = np.asarray(chosen)
+    except Exception as error:  # RuntimeError is torch's
+        description = f"{type(chosen).__name__}: {safe_str(error)}"
+        raise ArgumentError("this selects no samples", expected=expected, found=description) from error
+    if given.ndim != 1 or (given.dtype.kind not in "biu" and given.size):
+        description = f"{type(chosen).__name__} of dtype {given.dtype} with shape {given.shape}"
+        raise ArgumentError("this selects no samples", expected=expected, found=description)
+    if given.dtype.kind == "b":
+        if len(given) != size:
+            raise ArgumentError(
+                "a mask has a value for each sample", expected=f"{size} values", found=f"{len(given)} values"
+            )
+        return np.flatnonzero(given)
+    _check_bounds([int(given.min()), int(given.max())] if given.size else [], size)
+    ids = given.astype(np.int64)
+    if not (ids[1:] > ids[:-1]).all():
+        in_order = np.sort(ids)
+        repeated = np.flatnonzero(in_order[1:] == in_order[:-1])
+        if len(repeated):
+            twice = in_order[repeated[0]]
+            raise ArgumentError(
+                "a sample is selected twice",
+                expected="each id once, as each sample is delivered once in an epoch",
+                found=f"{twice} at positions {np.flatnonzero(ids == twice)[:4].tolist()}",
+                remedy="remove repeats (np.unique); rankfeed.concat of two selections delivers a sample twice",
+            )
+    return ids
+
+
+def _check_bounds(ids: list[int], size: int) -> None:
+    for value in ids:
+        if not 0 <= value < size:
+            remedy = "count from the start: negative ids are refused" if value < 0 else None
+            raise ArgumentError("no such sample", expected=f"ids from 0 to {size - 1}", found=value, remedy=remedy)
 
 
 class SelectSource(SourceView):
@@ -377,7 +453,13 @@ class SelectSource(SourceView):
 
     def __init__(self, source: Source, indices: Indices, splits: int = 0) -> None:
         if isinstance(source, SelectSource):
-            indices, splits, source = compose(source.indices, indices), max(splits, source.splits), source.source
+            outer, inner = source.indices, indices
+            if isinstance(outer.values, range) and isinstance(inner.values, range):
+                first, step = outer.values[inner.values[0]], outer.values.step * inner.values.step
+                indices = indices_of(range(first, first + step * len(inner), step))
+            else:
+                indices = indices_of(outer.ids(inner.ids(np.arange(len(inner), dtype=np.int64))))
+            splits, source = max(splits, source.splits), source.source
         super().__init__(source, splits=splits)
         self.source: Source = source
         self.indices: Indices = indices
@@ -392,7 +474,15 @@ class SelectSource(SourceView):
     @cached_property
     def blocks(self) -> Int64:
         """Consecutive samples that are in the same block of the source: int64."""
-        return block_sizes(self.indices, starts_of(self.source.blocks))
+        ids, starts = self.indices.values, starts_of(self.source.blocks)
+        if not isinstance(ids, range):
+            block = starts.searchsorted(ids.astype(np.int64), side="right")
+            return np.diff(np.concatenate([[0], np.flatnonzero(block[1:] != block[:-1]) + 1, [len(ids)]]))
+        upwards = ids if ids.step > 0 else ids[::-1]
+        ids_before = np.clip(-((upwards.start - starts) // upwards.step), 0, len(ids))
+        sizes = np.diff(ids_before)
+        sizes = sizes[sizes > 0]
+        return sizes if ids.step > 0 else sizes[::-1].copy()
 
     @property
     def fields(self) -> Mapping[str, Field]:

@@ -16,8 +16,7 @@ import xxhash
 from rankfeed._util.validate import check_bool, check_float, check_int, check_str, invalid
 from rankfeed.columns.columns import Bytes, Column, Dense
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
-from rankfeed.sources.selection import indices_of
-from rankfeed.sources.source import SelectSource, Source, SourceView, check_columns, scan
+from rankfeed.sources.source import SelectSource, Source, SourceView, check_columns, indices_of, scan
 
 UInt64 = npt.NDArray[np.uint64]
 
@@ -86,9 +85,11 @@ def train_test_split(
     names, shares = _check_fractions(fractions)
     splits = source.splits if isinstance(source, SourceView) else 0
     salt = xxhash.xxh3_64_intdigest(f"rankfeed split {check_int('seed', seed)} {splits}".encode())
-    part = _part_edges(shares).searchsorted(
-        _hashes(source, _key_column(source, key), salt, progress), side="right"
-    )
+    ends = [math.fsum(shares[: index + 1]) for index in range(len(shares))]
+    if abs(ends[-1] - 1) <= _ROUNDING:
+        ends.pop()  # otherwise the rest is in no part
+    edges = np.array([min(int(end * 2.0**64), 2**64 - 1) for end in ends], np.uint64)
+    part = edges.searchsorted(_hashes(source, _key_column(source, key), salt, progress), side="right")
     parts = []
     for index, name in enumerate(names):
         ids = np.flatnonzero(part == index)
@@ -122,13 +123,6 @@ def _check_fractions(fractions: Any) -> tuple[list[str], list[float]]:
             found=safe_repr(fractions),
         )
     return names, shares
-
-
-def _part_edges(shares: Sequence[float]) -> UInt64:
-    """First hash of each part but the first, and of the rest if there is one."""
-    ends = [math.fsum(shares[: index + 1]) for index in range(len(shares))]
-    is_complete = abs(ends[-1] - 1) <= _ROUNDING
-    return np.array([min(int(end * 2.0**64), 2**64 - 1) for end in ends[: -1 if is_complete else None]], np.uint64)
 
 
 def _key_column(source: Source, key: str | None) -> str | None:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
 from inspect import getattr_static
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from rankfeed.columns.layout import (
     resolve_dtypes,
 )
 from rankfeed.errors import ArgumentError, SourceError, describe_error
+from rankfeed.sources.dataset_identity import OWN, DatasetNames
 from rankfeed.sources.source import (
     Declared,
     Int64,
@@ -37,10 +38,6 @@ from rankfeed.sources.source import (
 )
 from rankfeed.storage.checksum import digest_of
 
-if TYPE_CHECKING:
-    from rankfeed.sources.dataset_identity import DatasetNames
-
-
 #: Tables of other libraries, by package and class.
 _TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"), ("pyarrow", "RecordBatch")}
 
@@ -52,11 +49,12 @@ class TorchDatasetSource(Source):
     unchanged, so tuples stay tuples.
     """
 
-    runs_user_code: ClassVar[bool] = True
+    runs_user_code = True
 
     def __init__(self, dataset: Any, *, fields: Any = None, ragged: Sequence[str | int] = ()) -> None:
         self.dataset = dataset
         self._length: int = _length(dataset)
+        self.supports_batched_getitem = hasattr(dataset, "__getitems__")
         names = Declared.names(ragged)
         if fields is not None and names:
             raise ArgumentError("fields= says what is ragged", expected='fields={"x": "float32[*]"}', found=ragged)
@@ -111,11 +109,6 @@ class TorchDatasetSource(Source):
         return {"": class_labels(names)} if isinstance(names, (list, tuple)) and not is_changed else {}
 
     @property
-    def supports_batched_getitem(self) -> bool:  # type: ignore[override]
-        """Whether the Dataset has a ``__getitems__``."""
-        return hasattr(self.dataset, "__getitems__")
-
-    @property
     def as_dicts(self) -> bool:  # type: ignore[override]
         """Whether samples are dicts of columns."""
         return self._columns is not None
@@ -131,20 +124,13 @@ class TorchDatasetSource(Source):
         return self.identified or self._names.are_complete
 
     @cached_property
-    def _names(self) -> "DatasetNames":
-        from rankfeed.sources.dataset_identity import DatasetNames
-
+    def _names(self) -> DatasetNames:
         return DatasetNames(self.dataset)
 
     @property
     def _own_fingerprint(self) -> str | None:
-        from rankfeed.sources.dataset_identity import OWN
-
-        for name in OWN:
-            value = getattr(self.dataset, name, None)
-            if isinstance(value, str) and value:
-                return value
-        return None
+        values = (getattr(self.dataset, name, None) for name in OWN)
+        return next((value for value in values if isinstance(value, str) and value), None)
 
     @property
     def fingerprint(self) -> str:
@@ -152,12 +138,9 @@ class TorchDatasetSource(Source):
 
         Of a Dataset without one, also of the files that it lists: see `DatasetNames`.
         """
-        names = None if self.identified else self._names.digest
-        return (
-            self.earlier_fingerprint
-            if names is None
-            else digest_of(self.earlier_fingerprint.encode(), names.encode())
-        )
+        if self.identified or self._names.digest is None:
+            return self.earlier_fingerprint
+        return digest_of(self.earlier_fingerprint.encode(), self._names.digest.encode())
 
     @property
     def earlier_fingerprint(self) -> str:
@@ -212,7 +195,7 @@ class TorchDatasetSource(Source):
         place = ""
         samples: list[Any] | None = None
         try:
-            if not hasattr(self.dataset, "__getitems__"):
+            if not self.supports_batched_getitem:
                 read = []
                 for sample_id in wanted:
                     place = f"sample {sample_id}"

@@ -5,7 +5,6 @@ import pickle
 import shutil
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from tests.support.values import samples_of
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.lance import lance_source as source_module
-from rankfeed.sources.lance import process as lance_process
+from rankfeed.sources.lance import lance_table
 from rankfeed.sources.lance.lance_source import LanceSource
-from rankfeed.sources.lance.process import TableHandle
+from rankfeed.sources.lance.lance_table import TableHandle
 
 SIZES = [40, 1, 130, 64, 7, 90]
 
@@ -212,7 +211,7 @@ def test_opening_leaves_the_process_fit_to_be_forked(pristine: Path) -> None:
 def test_what_is_read_after_an_interrupt_is_what_was_asked_for(
     source: LanceSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lance_process, "forked_from_lance", lambda: True)
+    monkeypatch.setattr(lance_table, "forked_from_lance", lambda: True)
     handle = pickle.loads(pickle.dumps(source._handle))
 
     def ids(first: int) -> list[int]:
@@ -224,19 +223,19 @@ def test_what_is_read_after_an_interrupt_is_what_was_asked_for(
 
     assert ids(3) == [3, 4]
     beside = handle._open
-    assert isinstance(beside, lance_process.IsolatedTable)
+    assert isinstance(beside, lance_table.IsolatedTable)
     beside._pipe.recv = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         ids(5)
     assert beside._process.returncode is not None
-    with closing(handle._opened()):
-        assert ids(7) == [7, 8]
+    assert ids(7) == [7, 8]
+    handle._open.close()
 
 
 HANDLER = """
 import signal, sys
 import rankfeed as rf
-from rankfeed.sources.lance import process
+from rankfeed.sources.lance import lance_table
 
 path, way = sys.argv[1:]
 column = "image" if way == "blobs" else "id"
@@ -252,15 +251,15 @@ def handler(*_):
 
 def trace(frame, event, argument):
     code = frame.f_code
-    if code.co_name == name and code.co_filename.endswith(("lance/process.py", "lance_table.py", "connection.py")):
+    if code.co_name == name and code.co_filename.endswith(("lance_table.py", "connection.py")):
         sys.settrace(None)
         signal.raise_signal(signal.SIGUSR1)
 
 
 signal.signal(signal.SIGUSR1, handler)
-for name in ("_opened", "__init__", "call", "send" if way == "isolated" else "info"):
+for name in ("__init__", "call", "send" if way == "isolated" else "info"):
     read = []
-    source._handle = process.TableHandle(source._info)
+    source._handle = lance_table.TableHandle(source._info)
     source._cache = type(source._cache)(0)
     sys.settrace(trace)
     rows = source.fetch(range(len(source)), [column])[column].rows()
@@ -285,7 +284,7 @@ def test_a_forked_child_keeps_the_table_of_its_parent_and_opens_its_own(source: 
     with handle._lock:
         child = os.fork()
         if not child:
-            is_kept = any(each is table for each in lance_process._ABANDONED)
+            is_kept = any(each is table for each in lance_table._ABANDONED)
             os._exit(0 if is_kept and handle._open is None and not handle._lock.locked() else 1)
     assert os.waitpid(child, 0)[1] == 0
 

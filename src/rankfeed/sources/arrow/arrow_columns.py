@@ -1,7 +1,8 @@
 """Columns of Arrow tables and record batches as numpy arrays: views of their buffers if possible."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -92,7 +93,7 @@ def read_columns(
         if is_error or misshapen:
             bad = ~valid if valid is not None and is_error else np.zeros(len(array), np.bool_)
             bad[list(misshapen)] = True
-            error = _row_error(own, where, column, first_row, misshapen)
+            error = partial(_row_error, own, where, column, first_row, misshapen)
             buffer = replace(buffer, unreadable=Unreadable(bad, error))
         if column in fields:
             out[column] = buffer
@@ -102,22 +103,15 @@ def read_columns(
 
 
 def _row_error(
-    field: Field, where: str, column: str, first_row: int | Int64, misshapen: Misshapen
-) -> Callable[[int], SourceError]:
-    def error(row: int) -> SourceError:
-        row_number = first_row + row if isinstance(first_row, int) else int(first_row[row])
-        place = f"{where}, row {row_number}, column {column!r}"
-        if row in misshapen:
-            return shape_error(*misshapen[row], place)
-        return SourceError(
-            "a value is null",
-            expected=f"a value of {field}",
-            found="null",
-            where=place,
-            remedy=NULL_REMEDY,
-        )
-
-    return error
+    field: Field, where: str, column: str, first_row: int | Int64, misshapen: Misshapen, row: int
+) -> SourceError:
+    row_number = first_row + row if isinstance(first_row, int) else int(first_row[row])
+    place = f"{where}, row {row_number}, column {column!r}"
+    if row in misshapen:
+        return shape_error(*misshapen[row], place)
+    return SourceError(
+        "a value is null", expected=f"a value of {field}", found="null", where=place, remedy=NULL_REMEDY
+    )
 
 
 def shape_error(expected: int, actual: int, where: str) -> CorruptError:
@@ -139,16 +133,12 @@ def _array_at(table: Any, path: Path, kind: Any, where: str) -> Any:
         arrays = [_struct_field(array, index, where) for array in arrays]
     if len(arrays) == 1:
         return arrays[0]
-    if pa.types.is_dictionary(kind) and arrays:
-        return _concat_dictionaries(arrays)
-    kind = _with_64_bit_offsets(kind)
-    return pa.concat_arrays([array.cast(kind) for array in arrays]) if arrays else pa.array([], kind)
-
-
-def _concat_dictionaries(arrays: list[Any]) -> Any:
-    """Dictionary arrays as one; pyarrow cannot concatenate those with a null among their values."""
-    kind = _with_64_bit_offsets(arrays[0].type.value_type)
-    values = [array.dictionary.cast(kind) for array in arrays]
+    if not pa.types.is_dictionary(kind) or not arrays:
+        kind = _with_64_bit_offsets(kind)
+        return pa.concat_arrays([array.cast(kind) for array in arrays]) if arrays else pa.array([], kind)
+    # pyarrow cannot concatenate dictionary arrays with a null among their values.
+    value_type = _with_64_bit_offsets(kind.value_type)
+    values = [array.dictionary.cast(value_type) for array in arrays]
     firsts = starts_of([len(part) for part in values])[:-1]
     indices = [
         array.indices.cast(pa.int64()).fill_null(0).to_numpy() + first
@@ -194,7 +184,17 @@ def _read(array: Any, field: Field, where: str) -> tuple[ColumnBuffer, Valid]:
     if field.kind == "object":
         return _objects_of(array, where), valid
     if field.kind in ("bytes", "str"):
-        return _text_of(array, is_text=field.kind == "str"), valid
+        is_text = field.kind == "str"
+        # Values are copied if they are views.
+        array = array.cast(pa.large_string() if is_text else pa.large_binary())
+        if array.null_count:
+            array = array.fill_null("" if is_text else b"")
+        if not len(array):
+            return ColumnBuffer(np.empty(0, np.uint8), np.zeros(1, np.int64)), valid
+        _, places, data = array.buffers()
+        offsets = np.frombuffer(places, np.int64, len(array) + 1, array.offset * 8)
+        values = np.empty(0, np.uint8) if data is None or not data.size else np.frombuffer(data, np.uint8)
+        return ColumnBuffer(values[offsets[0] : offsets[-1]], offsets - offsets[0]), valid
     child, offsets = _list_elements(array)
     values, inner = _numbers_of(child)
     if inner is not None:
@@ -356,19 +356,6 @@ def _floats(array: Any) -> Any:
             remedy="cast the column when you write it (to int64 or text), or leave it out with columns=",
         )
     return floats
-
-
-def _text_of(array: Any, *, is_text: bool) -> ColumnBuffer:
-    """Text or bytes as views of the buffers; empty if null."""
-    array = array.cast(pa.large_string() if is_text else pa.large_binary())  # values are copied if they are views
-    if array.null_count:
-        array = array.fill_null("" if is_text else b"")
-    if not len(array):
-        return ColumnBuffer(np.empty(0, np.uint8), np.zeros(1, np.int64))
-    _, places, data = array.buffers()
-    offsets = np.frombuffer(places, np.int64, len(array) + 1, array.offset * 8)
-    values = np.empty(0, np.uint8) if data is None or not data.size else np.frombuffer(data, np.uint8)
-    return ColumnBuffer(values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
 def _list_elements(array: Any) -> tuple[Any, Int64]:

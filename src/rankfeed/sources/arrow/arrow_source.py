@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from rankfeed._util.validate import check_bool, invalid
@@ -86,7 +85,10 @@ class ArrowSource(ChunkedSource):
         paths = [os.path.abspath(path) for path in files_at(where, ARROW_SUFFIXES)]
         self._nulls: Nulls = nulls
         self._unended = check_bool("unended", unended)
-        self._shapes = _check_shapes(shapes)
+        try:
+            self._shapes = msgspec.convert({} if shapes is None else shapes, dict[str, ArrayShape])
+        except msgspec.ValidationError as error:
+            raise invalid("shapes", 'a dict of shapes by column, such as {"x": (None, 3)}', shapes) from error
         self.files = DataFiles(paths)
         digests: list[str] = []
         schema: Any = None
@@ -115,8 +117,8 @@ class ArrowSource(ChunkedSource):
         self._plain = frozenset(plain & set(self._fields))
         self._all_in_place = plain.issuperset(name for name, _, _ in leaves_of(schema))
         # Columns that are read in place have no nulls in any file: their masks need no data.
-        masks = {name + VALID for name in plain} if nulls == "mask" else set()
-        self._all_valid = frozenset(masks & set(self._fields))
+        masks = (name + VALID for name in plain if nulls == "mask")
+        self._all_valid = frozenset(self._fields).intersection(masks)
         self._decoded = frozenset(self._fields) - self._plain - self._all_valid
         self._file_starts = starts_of(rows)
         #: int64 [chunks, 4]: file, record batch, first row, rows.
@@ -193,17 +195,10 @@ class ArrowSource(ChunkedSource):
         return columns
 
     def _file(self, index: int) -> ArrowFile:
-        return self.files.get(index, self._open_file)
-
-    def _open_file(self, data: npt.NDArray[np.uint8], index: int) -> ArrowFile:
-        return ArrowFile(data, self.files.path(index), self._shapes, unended=self._unended)
-
-
-def _check_shapes(shapes: Any) -> dict[str, ArrayShape]:
-    try:
-        return msgspec.convert({} if shapes is None else shapes, dict[str, ArrayShape])
-    except msgspec.ValidationError as error:
-        raise invalid("shapes", 'a dict of shapes by column, such as {"x": (None, 3)}', shapes) from error
+        return self.files.get(
+            index,
+            lambda data, index: ArrowFile(data, self.files.path(index), self._shapes, unended=self._unended),
+        )
 
 
 class ArrowTableSource(ChunkedSource):
@@ -212,6 +207,8 @@ class ArrowTableSource(ChunkedSource):
     It is pickled as a whole to worker processes; ``name`` is for errors. The options are those of `ArrowSource`;
     columns that are views of the table take no bytes of the cache.
     """
+
+    identified = False  # the fingerprint is of columns and number of rows, not of the content
 
     def __init__(
         self,
@@ -237,11 +234,6 @@ class ArrowTableSource(ChunkedSource):
         self._init_samples(name, fields, blocks, digest_of(repr((fields, int(blocks.sum()))).encode()))
         self._init_chunks(blocks, cache_bytes)
 
-    @property
-    def identified(self) -> bool:
-        """False: the fingerprint is of columns and number of rows, not of the content."""
-        return False
-
     def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         batch = self._batches[index]
         fields, first_row = {name: self._fields[name] for name in names}, int(self._chunk_starts[index])
@@ -249,9 +241,7 @@ class ArrowTableSource(ChunkedSource):
             columns = read_columns(
                 batch, fields, where=self._label, first_row=first_row, nulls=self._nulls, shapes=self._shapes
             )
-        buffers = [
-            buffer for column in batch.columns for buffer in column.buffers() if buffer is not None and buffer.size
-        ]
+        buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
         own = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         return {
             name: replace(

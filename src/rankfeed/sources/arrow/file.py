@@ -2,19 +2,36 @@
 
 pyarrow reads the metadata; the content of record batches is not accessed when a file is opened, unless it is
 compressed and has gaps between its messages: then one record batch is decoded to find out.
+
+Numbers, text, bytes, and (nested) lists of numbers, without nulls, are read in place. pyarrow needs several
+microseconds to create a record batch. So the buffer addresses of all record batches are taken once into arrays,
+and the rows of a batch are found by arithmetic on them. The offsets of lists and text are checked when they are
+used: damaged ones must not lead out of their buffer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rankfeed.columns.field import Field
+from rankfeed.columns.pointers import Memory, Place, RowPointers
 from rankfeed.errors import CorruptError
-from rankfeed.sources.arrow.in_place import PlainColumn, PlainLayout, plain_layout
-from rankfeed.sources.arrow.types import ArrayShape, leaves_of, roots_of, type_name
+from rankfeed.sources.arrow.arrow_columns import shape_error
+from rankfeed.sources.arrow.types import (
+    ArrayShape,
+    field_of,
+    leaves_of,
+    roots_of,
+    shaped_field,
+    storage_type,
+    tensor_axes,
+    type_name,
+)
 from rankfeed.sources.source import BLOCK_BYTES, Int64, even_blocks, starts_of
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.file_errors import arrow_errors
@@ -35,22 +52,22 @@ class _Ipc:
     def __init__(self, data: Bytes, where: str, *, unended: bool) -> None:
         self._data, self._buffer = data, pa.py_buffer(data)
         self.is_file = data[: len(MAGIC)].tobytes() == MAGIC
+        messages: list[_Message] = []
         if self.is_file:
             self._reader = pa.ipc.open_file(self._buffer, options=pa.ipc.IpcReadOptions(use_threads=False))
-            self.schema, count = self._reader.schema, self._reader.num_record_batches
-            messages: list[_Message] = []
             with suppress(pa.ArrowException, OSError, ValueError):  # polars leaves gaps between the messages
-                messages += _scan(data, 8, count)
-            self.is_compressed = any(message.is_compressed for message in messages)
-            self.rows = [message.rows for message in messages if message.rows is not None]
+                messages += _scan(data, 8, self._reader.num_record_batches)
+        else:
+            messages += _scan(data, 0)
+        self.rows = [message.rows for message in messages if message.rows is not None]
+        self.is_compressed = any(message.is_compressed for message in messages)
+        if self.is_file:
+            self.schema, count = self._reader.schema, self._reader.num_record_batches
             if len(self.rows) != count:
                 self.rows = [self._reader.get_batch(index).num_rows for index in range(count)]
             return
-        messages = list(_scan(data, 0))
         self._batches = [message for message in messages if message.rows is not None]
         self._others = [message for message in messages if message.rows is None]  # schema and dictionaries
-        self.rows = [message.rows for message in messages if message.rows is not None]
-        self.is_compressed = any(message.is_compressed for message in messages)
         end = messages[-1].end if messages else 0
         tail = data[end : end + 8].tobytes()
         if not unended and tail[:4] != bytes(4) and tail != _END_OF_STREAM:
@@ -212,6 +229,136 @@ def read_schema(path: str) -> Any:
         return _Ipc(data, path, unended=True).schema
 
 
+@dataclass(frozen=True)
+class PlainLayout:
+    """The buffers of a column that can be read in place, numbered as ``Array.buffers()`` lists them."""
+
+    field: Field
+    validity: tuple[int, ...]  # all must be absent
+    #: For each level of lists (text and bytes have one): its offsets, their width in bytes, and the length that
+    #: its lists are declared to have; empty if all rows have one size.
+    offsets: tuple[tuple[int, int, int | None], ...]
+    data: int  # the elements
+
+    def problem(self, rows: Int64, sizes: Int64) -> str | None:
+        """Why buffers of these sizes, int64 [batches, buffers], cannot hold the rows of a record batch."""
+        row_bytes = self.field.row_bytes()
+        if self.offsets:
+            short = (rows > 0) & (sizes[:, 0] // self.offsets[0][1] <= rows)
+        else:
+            short = (sizes[:, -1] // max(1, row_bytes) < rows) & (row_bytes > 0)
+        return f"record batch {int(np.argmax(short))} has a buffer that is too short" if short.any() else None
+
+
+def _plain_layout(kind: Any, shape: ArrayShape | None) -> PlainLayout | None:
+    """The layout of a column of an Arrow type; None if it cannot be read in place."""
+    types = pa.types
+    if _is_permuted(kind):
+        return None
+    field = field_of(kind) if shape is None else shaped_field(kind, shape)
+    kind = storage_type(kind)
+    if field.kind in ("bytes", "str"):
+        wide = types.is_large_string(kind) or types.is_large_binary(kind)
+        if not (wide or types.is_string(kind) or types.is_binary(kind)):
+            return None
+        return PlainLayout(field, (0,), ((1, 8 if wide else 4, None),), 2)
+    validity: list[int] = []
+    offsets: list[tuple[int, int, int | None]] = []
+    buffer = 0
+    for length in shape or (None,):
+        if types.is_list(kind) or types.is_large_list(kind):
+            validity.append(buffer)
+            offsets.append((buffer + 1, 8 if types.is_large_list(kind) else 4, length))
+            kind, buffer = storage_type(kind.value_type), buffer + 2
+    while types.is_fixed_size_list(kind):
+        validity.append(buffer)
+        kind, buffer = storage_type(kind.value_type), buffer + 1
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_temporal(kind)
+    same = is_number and field.kind in ("dense", "ragged") and kind.bit_width == 8 * np.dtype(field.dtype).itemsize
+    # No buffer tells the number of elements without bytes.
+    is_countable = not offsets or field.row_bytes() > 0
+    if not (same and is_countable):
+        return None
+    return PlainLayout(field, (*validity, buffer), tuple(offsets), buffer + 1)
+
+
+def _is_permuted(kind: Any) -> bool:
+    """Whether the axes of a tensor, or of tensors in lists, are stored in another order than the logical one."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return tensor_axes(kind) != sorted(tensor_axes(kind)) or _is_permuted(kind.value_type)
+    return hasattr(kind, "value_type") and _is_permuted(kind.value_type)
+
+
+class PlainColumn:
+    """The rows of a column that is read in place, in one file."""
+
+    def __init__(self, layout: PlainLayout, data: Bytes, buffers: Int64) -> None:
+        # int64 [batches, buffers, 2]: start in the file and size of the buffers of offsets, then of the data.
+        field = layout.field
+        self._memory = Memory(data)
+        self._begin = buffers[:, -1, 0].copy()
+        #: Bytes that an innermost offset counts; of a row, without offsets.
+        self._step = field.row_bytes()
+        self._width = field.row_bytes() if field.kind in ("dense", "ragged") else 1
+        if layout.offsets and field.kind in ("dense", "ragged"):
+            lists = len(layout.offsets) - (field.kind == "ragged")
+            # Several elements for fixed-size lists.
+            per_offset = int(np.prod(field.shape[lists:], dtype=np.int64))
+            self._step = np.dtype(field.dtype).itemsize * per_offset
+        # An offset counts elements, or lists, which have one offset more.
+        units = [*((width, 1) for _, width, _ in layout.offsets[1:]), (self._step, 0)]
+        #: By level of lists: int64 [batches], number of the first offset in the words; the file as words of the
+        #: width of the offsets; int64 [batches], limit of the offsets; the length of all lists, if it is fixed.
+        self._levels: list[tuple[Int64, npt.NDArray[Any], Int64, int | None]] = []
+        for level, ((_, width, length), (size, more)) in enumerate(zip(layout.offsets, units, strict=False)):
+            top = np.maximum(0, buffers[:, level + 1, 1] // max(1, size) - more)
+            words = data[: len(data) // width * width].view(f"<i{width}")
+            self._levels.append((buffers[:, level, 0] // width, words, top, length))
+
+    def pointers(self, batch: Int64, row: Int64, where: Place) -> RowPointers:
+        """Some rows by record batch and number in it; ``where`` names a row in errors."""
+        begin = self._begin.take(batch)
+        if not self._levels:
+            starts, nbytes = begin + row * self._step, np.full_like(row, self._step)
+            return RowPointers.into_bytes(self._memory, starts, nbytes, self._width, where)
+        first, last = row, row + 1
+        for depth, (bases, words, limits, length) in enumerate(self._levels):
+            base, top = bases.take(batch), limits.take(batch)
+            if depth and length is not None:
+                _check_lengths(words, base, first, last, length, where)
+            empty = first == last if depth else None
+            first, last = (words.take(base + at, mode="clip").astype(np.int64) for at in (first, last))
+            if empty is not None and empty.any():  # rows without lists, whose offsets may not exist
+                first[empty] = last[empty] = 0
+            # Compared, not subtracted: the difference of two 64-bit numbers may overflow.
+            bad = (first < 0) | (last < first) | (last > top)
+            if depth == 0 and length is not None:
+                bad |= last - first != length
+            if bad.any():
+                which = int(np.argmax(bad))
+                raise CorruptError(
+                    "the offsets of a column are damaged",
+                    expected=f"ascending numbers from 0 to {top[which]}" + (f", {length} apart" if length else ""),
+                    found=f"{first[which]} to {last[which]}",
+                    where=where(which),
+                )
+        starts, nbytes = begin + first * self._step, (last - first) * self._step
+        return RowPointers.into_bytes(self._memory, starts, nbytes, self._width, where)
+
+
+def _check_lengths(
+    offsets: npt.NDArray[Any], base: Int64, first: Int64, last: Int64, length: int, where: Place
+) -> None:
+    """Check that all lists from ``first`` to ``last`` have one length; a CorruptError if one has another."""
+    starts = starts_of(last - first)  # of the lists of each row
+    at = np.arange(starts[-1]) + np.repeat(base + first - starts[:-1], last - first)
+    begins, ends = offsets.take(at, mode="clip"), offsets.take(at + 1, mode="clip")
+    wrong = np.flatnonzero(ends != begins + length)
+    if len(wrong):
+        row = int(starts.searchsorted(wrong[0], side="right")) - 1
+        raise shape_error(length, int(ends[wrong[0]]) - int(begins[wrong[0]]), where(row))
+
+
 def _find_plain(
     ipc: _Ipc, data: Bytes, shapes: Mapping[str, ArrayShape], path: str
 ) -> tuple[dict[str, PlainColumn], bool]:
@@ -222,12 +369,13 @@ def _find_plain(
     columns = {
         name: (column, layout)
         for name, column, kind in leaves_of(ipc.schema)
-        if names.count(column[0]) == 1 and (layout := plain_layout(kind, shapes.get(name))) is not None
+        if names.count(column[0]) == 1 and (layout := _plain_layout(kind, shapes.get(name))) is not None
     }
     #: Address and size of each buffer of each record batch.
     buffers: dict[str, list[int]] = {name: [] for name in columns}
     has_rows = False
     batches = ipc.batches()
+    base = data.ctypes.data
     for index, count in enumerate(ipc.rows):
         with arrow_errors(f"{path}, record batch {index}"):
             batch = next(batches)
@@ -235,8 +383,9 @@ def _find_plain(
                 raise ValueError(f"{batch.num_rows} rows, but {count} in its metadata")
             if count and not has_rows:
                 has_rows = True
-                if not _is_stored(batch, data):
-                    return {}, True
+                stored = [buffer for array in batch.columns for buffer in array.buffers() if buffer]
+                if not all(base <= buffer.address <= base + len(data) - buffer.size for buffer in stored):
+                    return {}, True  # decoded into memory
             for name in list(buffers):
                 column, layout = columns[name]
                 places = _column_buffers(batch, names.index(column[0]), column[1:], layout)
@@ -253,14 +402,15 @@ def _find_plain(
         layout = columns[name][1]
         table = np.array(places, np.int64).reshape(len(ipc.rows), -1, 2)
         starts, sizes = table[:, :, 0], table[:, :, 1]
-        starts -= data.ctypes.data
+        starts -= base
         starts[sizes == 0] = 0
         if (starts < 0).any() or (starts > len(data) - sizes).any():
             return {}, True  # not in the file
-        if layout.is_aligned(starts):
-            if (problem := layout.problem(np.array(ipc.rows, np.int64), sizes)) is not None:
-                raise CorruptError("an Arrow file is damaged", found=problem, where=f"{path}, column {name!r}")
-            plain[name] = PlainColumn(layout, data, table)
+        if any((starts[:, level] % width).any() for level, (_, width, _) in enumerate(layout.offsets)):
+            continue  # numpy cannot read these offsets as integers
+        if (problem := layout.problem(np.array(ipc.rows, np.int64), sizes)) is not None:
+            raise CorruptError("an Arrow file is damaged", found=problem, where=f"{path}, column {name!r}")
+        plain[name] = PlainColumn(layout, data, table)
     return plain, False
 
 
@@ -276,13 +426,8 @@ def _column_buffers(batch: Any, index: int, inner: Sequence[int], layout: PlainL
     buffers = array.buffers()
     if any(buffers[position] is not None for position in layout.validity):
         return None
-    chosen = [buffers[position] for position in layout.buffers]
-    pairs = [(0, 0) if buffer is None else (buffer.address, buffer.size) for buffer in chosen]
-    return [value for pair in pairs for value in pair]
-
-
-def _is_stored(batch: Any, data: Bytes) -> bool:
-    """Whether the buffers of a record batch are parts of the file, and not decoded."""
-    base = data.ctypes.data
-    buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
-    return all(base <= buffer.address <= base + len(data) - buffer.size for buffer in buffers if buffer.size)
+    places: list[int] = []
+    for position in (*(buffer for buffer, _, _ in layout.offsets), layout.data):
+        buffer = buffers[position]
+        places += (0, 0) if buffer is None else (buffer.address, buffer.size)
+    return places

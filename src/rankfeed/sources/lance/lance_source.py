@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from rankfeed.errors import SourceError
 from rankfeed.sources.arrow.arrow_columns import read_columns
 from rankfeed.sources.arrow.types import Nulls, fields_of, logical_types_of, masks_of, parents_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
-from rankfeed.sources.lance.process import TableHandle, inspect_table
+from rankfeed.sources.lance.lance_table import TableHandle, inspect_table
 from rankfeed.sources.paths import check_utf8
 from rankfeed.sources.source import Derived, Int64, check_columns, even_blocks, starts_of
 from rankfeed.storage.checksum import digest_of
@@ -81,6 +81,7 @@ class LanceSource(ChunkedSource):
             raise invalid("filter", "a condition in SQL", filter)
         self._nulls: Nulls = nulls
         self._info = inspect_table(self.path, _check_version(version), filter)
+        self.version = self._info.version  #: number of the version that is read
         self._where = f"{self.path}, version {self.version}"
         label = self._where if filter is None else f"{self._where}, filter {filter!r}"
         self._handle = TableHandle(self._info)
@@ -104,11 +105,6 @@ class LanceSource(ChunkedSource):
         self._init_chunks(self._ranges(cache_bytes), cache_bytes)
         self.decoded_bytes = int(self._info.data_bytes.sum())
 
-    @property
-    def version(self) -> int:
-        """Number of the version that is read."""
-        return self._info.version
-
     def _independent(self) -> Self:
         source = super()._independent()
         source._handle = copy.copy(self._handle)  # with locks and a table of its own
@@ -122,22 +118,20 @@ class LanceSource(ChunkedSource):
         unique, places = np.unique(ids, return_inverse=True)
         for parent in {self._parents[name] for name in names} & self._blobs:
             fields = {name: self._fields[name] for name in names if self._parents[name] == parent}
-            for name, stored in self._read_blobs(parent, fields, unique).items():
+            rows = self._rows(unique)
+            contents = self._read(self._fragments_of(rows), "blobs", rows, parent)
+            table = pa.table({parent: pa.array(contents, pa.large_binary())})
+            blobs = read_columns(table, fields, where=self._where, first_row=rows, nulls=self._nulls)
+            for name, stored in blobs.items():
                 columns[name] = column_from_parts(fields[name], [stored.part(places.reshape(-1))])
         return {name: columns[name] for name in names}
 
-    def _expect_chunks(self, ids: Int64, names: tuple[str, ...]) -> None:
+    def _expect(self, ids: Int64, names: Sequence[str]) -> None:
         if plain := self._without_blobs(names):
-            super()._expect_chunks(ids, plain)
+            super()._expect(ids, plain)
 
     def _without_blobs(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for name in names if self._parents[name] not in self._blobs)
-
-    def _read_blobs(self, column: str, fields: Mapping[str, Field], ids: Int64) -> dict[str, ColumnBuffer]:
-        rows = self._rows(ids)
-        contents = self._read(self._fragments_of(rows), "blobs", rows, column)
-        table = pa.table({column: pa.array(contents, pa.large_binary())})
-        return read_columns(table, fields, where=self._where, first_row=rows, nulls=self._nulls)
 
     def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         return self._take(np.arange(self._chunk_starts[index], self._chunk_starts[index + 1]), names)
@@ -194,7 +188,12 @@ def _columns_of(
     schema: Any, columns: Sequence[str] | None, nulls: Nulls, where: str
 ) -> tuple[dict[str, str], set[str], Derived, dict[str, Field]]:
     """The parent column of each column in the table, the names of blob columns, the masks, and the fields."""
-    blobs = {field.name for field in schema if _is_blob(field)}
+    blobs = {  # columns whose bytes are stored apart, in either of the two encodings
+        field.name
+        for field in schema
+        if getattr(field.type, "extension_name", "") == "lance.blob.v2"
+        or (field.metadata or {}).get(b"lance-encoding:blob") == b"true"
+    }
     schema = pa.schema([pa.field(field.name, pa.binary()) if field.name in blobs else field for field in schema])
     all_fields = fields_of(schema, nulls=nulls, columns=columns)
     parents = parents_of(schema, all_fields)
@@ -209,12 +208,6 @@ def _columns_of(
     if not names:
         raise SourceError("the table has no columns", where=where)
     return parents, blobs, derived, {name: all_fields[name] for name in names}
-
-
-def _is_blob(field: Any) -> bool:
-    """Whether the bytes of a column are stored apart, in either of the two encodings."""
-    extension = getattr(field.type, "extension_name", "")
-    return extension == "lance.blob.v2" or (field.metadata or {}).get(b"lance-encoding:blob") == b"true"
 
 
 def _check_version(version: object) -> Any:

@@ -7,14 +7,12 @@ or a column is encrypted.
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rankfeed._util.threads import in_parallel
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.formats import PARQUET_ENCRYPTED, PARQUET_MAGIC, PARQUET_SUMMARIES
 from rankfeed.storage.checksum import digest_of
@@ -28,8 +26,6 @@ _MOST_BYTES = 1 << 29
 _MOST_ELEMENTS = 1_000_000
 #: Arrow counts the rows of a page with 31 bits.
 _MOST_ROWS = 2**31 - 1
-#: A progress bar is shown for this many files.
-_MANY = 2_000
 
 
 @dataclass(frozen=True)
@@ -42,12 +38,8 @@ class Footer:
     nbytes: tuple[int, ...]  # decompressed, of each row group
 
 
-def read_footers(paths: Sequence[str]) -> list[Footer]:
-    """The footers of files, read in parallel; errors name the first invalid file."""
-    return in_parallel(_read_footer, paths, "reading footers", progress=len(paths) >= _MANY)
-
-
-def _read_footer(path: str) -> Footer:
+def read_footer(path: str) -> Footer:
+    """The footer of a file; an error if it is not valid."""
     if os.path.basename(path) in PARQUET_SUMMARIES:
         raise SourceError(
             "the file describes the row groups of other files, and has no rows",

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from rankfeed._util.threads import in_parallel
 from rankfeed._util.validate import check_int
 from rankfeed.columns.columns import Column, ColumnBuffer
 from rankfeed.columns.field import Field
@@ -25,10 +26,9 @@ from rankfeed.sources.arrow.types import (
     parents_of,
 )
 from rankfeed.sources.chunked import CACHE_BYTES, Chunk, ChunkCache, ChunkedSource
-from rankfeed.sources.parquet.footer import read_footers
+from rankfeed.sources.parquet.footer import read_footer
 from rankfeed.sources.parquet.partitions import Partitions, parquet_files
-from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader
-from rankfeed.sources.parquet.row_groups import RowGroupPart, cut_row_groups
+from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader, RowGroupPart, cut_row_groups
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import Int64, check_columns
 from rankfeed.storage.checksum import digest_of
@@ -42,6 +42,8 @@ _PART_BYTES, _PARTS_IN_CACHE = 8 << 20, 256
 _LEAST_PART_BYTES = 64 << 10
 #: Decoded bytes per row and column that is not dense, at least: repeated text takes a few bits in the file.
 _LEAST_ROW_BYTES = 32
+#: A progress bar is shown for this many files.
+_MANY_FILES = 2_000
 #: Bytes of a row above which the next rows are announced as far ahead as the cache holds them.
 _LARGE_ROW = 16 << 10
 
@@ -88,7 +90,7 @@ class ParquetSource(ChunkedSource):
         listed = parquet_files(where)
         paths = [file.path for file in listed]
         self.files = DataFiles(paths)
-        footers = read_footers(paths)
+        footers = in_parallel(read_footer, paths, "reading footers", progress=len(paths) >= _MANY_FILES)
         self._nulls: Nulls = nulls
         schema = footers[0].schema
         for path, footer in zip(paths, footers, strict=True):
@@ -108,19 +110,20 @@ class ParquetSource(ChunkedSource):
         self._init_samples(label(paths), fields, blocks, digest_of(b"parquet", *map(os.fsencode, facts)))
         share = len([name for name in fields if name in own]) / len(own)
         row_bytes = _row_bytes(fields.values())
-        # Approximate decoded bytes of each row group of each file.
-        sizes = [
-            [
-                int(max(rows * row_bytes, size * share))
-                for rows, size in zip(footer.rows, footer.nbytes, strict=True)
-            ]
+        #: Rows and approximate decoded bytes of each row group of each file.
+        self._groups = [
+            (
+                footer.rows,
+                [
+                    int(max(rows * row_bytes, size * share))
+                    for rows, size in zip(footer.rows, footer.nbytes, strict=True)
+                ],
+            )
             for footer in footers
         ]
         self._most_part_bytes = _PART_BYTES
-        if sum(map(sum, sizes)) > cache_bytes:
+        if sum(sum(sizes) for _, sizes in self._groups) > cache_bytes:
             self._most_part_bytes = min(_PART_BYTES, max(_LEAST_PART_BYTES, cache_bytes // _PARTS_IN_CACHE))
-        #: Rows and sizes of the row groups of each file.
-        self._groups = [(footer.rows, nbytes) for footer, nbytes in zip(footers, sizes, strict=True)]
         #: The same data in smaller parts, once a part could not be decoded.
         self._finer: ParquetSource | None = None
         encoded = sum(nbytes for footer in footers for nbytes in footer.nbytes)
@@ -195,7 +198,7 @@ class ParquetSource(ChunkedSource):
                     before = index - (part.first - first) // part.step
                     if self._cache.accepts((before, names), rows.nbytes):
                         with suppress(SourceError):  # which is raised when the part is requested
-                            self._cache.offer((before, names), self._columns(before, names, rows))
+                            self._cache.insert((before, names), self._columns(before, names, rows), requests=0)
 
                 rows = self._reader.read(part, parents, keep)
                 self._cache.reserved = self._reader.nbytes
@@ -212,7 +215,13 @@ class ParquetSource(ChunkedSource):
             with arrow_errors(where):
                 loaded = read_columns(rows, wanted, where=where, first_row=first, nulls=self._nulls)
                 if self._is_sequential(part):
-                    loaded = {name: _copied(buffer) for name, buffer in loaded.items()}
+                    # If numbers of megabytes stayed in the memory that the decoder uses for the next ones, it
+                    # would need new memory for each part, and lose a third to fragmentation. Texts and bytes cost
+                    # it no more than a copy.
+                    for name, buffer in loaded.items():
+                        is_text = buffer.values.dtype == np.uint8 and buffer.offsets is not None
+                        if not is_text and buffer.decode is None:
+                            loaded[name] = replace(buffer, values=buffer.values.copy())
                 for name in rows.schema.names:
                     if name in wanted and name in self._partitions.names:
                         self._partitions.check(name, part.file, rows.column(name), wanted[name])
@@ -225,13 +234,3 @@ class ParquetSource(ChunkedSource):
 def _row_bytes(fields: Iterable[Field]) -> int:
     """Decoded bytes of a row, approximately."""
     return sum(field.row_bytes() if field.kind == "dense" else _LEAST_ROW_BYTES for field in fields)
-
-
-def _copied(buffer: ColumnBuffer) -> ColumnBuffer:
-    """A copy of numbers, outside of the memory that the decoder uses for the next ones.
-
-    If numbers of megabytes stayed there, the decoder would need new memory for each part, and lose a third to
-    fragmentation. Texts and bytes cost it no more than a copy.
-    """
-    is_text = buffer.values.dtype == np.uint8 and buffer.offsets is not None
-    return buffer if is_text or buffer.decode is not None else replace(buffer, values=buffer.values.copy())

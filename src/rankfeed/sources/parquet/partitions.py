@@ -53,7 +53,17 @@ def parquet_files(where: Paths) -> list[PartitionedFile]:
             keys = _keys([*takewhile(lambda name: "=" in name, above)][::-1])
             listed.append(PartitionedFile(os.path.abspath(path), keys))
             continue
-        _refuse_tables(path)
+        # Deleted and replaced files are still in the directories of table formats.
+        metadata = os.path.join(path, "metadata")
+        tables = [table for name, table in _TABLES.items() if os.path.isdir(os.path.join(path, name))]
+        if os.path.isdir(metadata) and any(name.endswith(".metadata.json") for name in os.listdir(metadata)):
+            tables.append(("an Iceberg table", "pyiceberg's table.scan().plan_files()"))
+        for description, remedy in tables:
+            raise SourceError(
+                f"the folder is {description}: only its log says which files are valid",
+                where=path,
+                remedy=f"open the list of valid files: {remedy}",
+            )
         files = files_in(path, PARQUET_SUFFIXES, recursive=True) or [
             file for file in files_in(path, ("",), recursive=True) if is_parquet_file(file)
         ]
@@ -67,20 +77,6 @@ def parquet_files(where: Paths) -> list[PartitionedFile]:
             folders = os.path.relpath(os.path.dirname(file), path).split(os.sep)
             listed.append(PartitionedFile(os.path.abspath(file), _keys([name for name in folders if "=" in name])))
     return listed
-
-
-def _refuse_tables(folder: str) -> None:
-    """Refuse directories of table formats: deleted and replaced files are still in them."""
-    metadata = os.path.join(folder, "metadata")
-    tables = [table for name, table in _TABLES.items() if os.path.isdir(os.path.join(folder, name))]
-    if os.path.isdir(metadata) and any(name.endswith(".metadata.json") for name in os.listdir(metadata)):
-        tables.append(("an Iceberg table", "pyiceberg's table.scan().plan_files()"))
-    for description, remedy in tables:
-        raise SourceError(
-            f"the folder is {description}: only its log says which files are valid",
-            where=folder,
-            remedy=f"open the list of valid files: {remedy}",
-        )
 
 
 def _keys(folders: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
@@ -124,6 +120,7 @@ class Partitions:
                 )
             for key, text in file.keys:
                 check_utf8(f"{key}={text}", file.path, "a folder that names the value of a column")
+        self.names = names  # the keys of the directories
         self._texts = {name: [file.keys[depth][1] for file in files] for depth, name in enumerate(names)}
         self._is_integer = {
             name: any(texts) and all(text is None or _INTEGER.fullmatch(text) for text in texts)
@@ -150,11 +147,6 @@ class Partitions:
                     where=path,
                     remedy="rename the folders of one of them, or leave the column out with columns=",
                 )
-
-    @property
-    def names(self) -> Collection[str]:
-        """The keys of the directories."""
-        return self._texts.keys()
 
     def describe(self) -> list[str]:
         """For the fingerprint: each key with its value for each file."""

@@ -1,4 +1,4 @@
-"""Decoding rows of Parquet files: whole row groups, or parts of large ones.
+"""Decoding rows of Parquet files: whole row groups, parts of large ones, or small ones together.
 
 A row group can only be decoded from its start. A large one (Arrow writes 1,048,576 rows by default) is decoded
 part by part with a cursor, which is kept where it stopped. So rows that are read in order, as by windows and
@@ -14,10 +14,11 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +29,6 @@ from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, RankfeedError, with_where
 from rankfeed.sources.arrow.types import is_list_view
 from rankfeed.sources.parquet.footer import footer_bytes, parse_footer
-from rankfeed.sources.parquet.row_groups import RowGroupPart
 from rankfeed.storage.data_files import DataFiles
 from rankfeed.storage.file_errors import arrow_errors, file_errors
 
@@ -54,6 +54,71 @@ _FEW_ROWS = 64
 _EXPANSION = 4
 #: Decoded bytes of a value of a Parquet type, except text and values of a fixed length.
 _VALUE_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 0}
+#: Parts of one row group.
+_MOST_PARTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class RowGroupPart:
+    """Some rows of a row group, or all rows of several."""
+
+    file: int  # number of the file
+    group: int  # number of the (first) row group
+    first: int  # row, counted from the start of the row group
+    rows: int
+    step: int  # rows of each part of the row group, except the last
+    totals: tuple[int, ...]  # rows of each row group
+    before: int  # rows of the file before the row group
+
+    def __str__(self) -> str:
+        last = self.group + self.groups - 1
+        return f"row group {self.group}" if self.groups == 1 else f"row groups {self.group} to {last}"
+
+    @property
+    def groups(self) -> int:
+        return len(self.totals)
+
+    def by_group(self) -> list[RowGroupPart]:
+        if self.groups == 1:
+            return [self]
+        starts = accumulate(self.totals, initial=self.before)
+        return [
+            RowGroupPart(self.file, self.group + offset, 0, rows, max(1, rows), (rows,), before)
+            for offset, (rows, before) in enumerate(zip(self.totals, starts, strict=False))
+        ]
+
+
+def cut_row_groups(
+    files: Sequence[tuple[Sequence[int], Sequence[int]]], most_bytes: int, factor: int, path: Callable[[int], str]
+) -> list[RowGroupPart]:
+    """The parts of all files, given the rows and approximate decoded bytes of the row groups of each.
+
+    Parts have at most about ``most_bytes``, and fewer rows by a ``factor``; with 0, small row groups are combined.
+    """
+    parts: list[RowGroupPart] = []
+    for file, (group_rows, sizes) in enumerate(files):
+        before = combined = 0
+        for group, (rows, nbytes) in enumerate(zip(group_rows, sizes, strict=True)):
+            step = max(1, rows // max(1, -(-nbytes // most_bytes)) // max(1, factor))
+            if rows // step > _MOST_PARTS:
+                raise CorruptError(
+                    "a row group has too many rows",
+                    found=f"{rows} rows, {nbytes} bytes",
+                    where=f"{path(file)}, row group {group}",
+                )
+            if group and not factor and combined + nbytes <= most_bytes:
+                last = parts[-1]
+                together = last.rows + rows
+                parts[-1] = replace(last, rows=together, step=together, totals=(*last.totals, rows))
+                combined += nbytes
+            else:
+                parts += [
+                    RowGroupPart(file, group, first, min(step, rows - first), step, (rows,), before)
+                    for first in range(0, max(rows, 1), step)
+                ]
+                combined = nbytes
+            before += rows
+    return parts
 
 
 class LargeRowsError(RankfeedError):
@@ -66,13 +131,6 @@ class LargeRowsError(RankfeedError):
 
 #: File, row group, and the columns that are read.
 _GroupKey = tuple[int, int, tuple[str, ...]]
-
-
-class _Decoded(NamedTuple):
-    """What a row group becomes when it is decoded, as far as the footer does not tell."""
-
-    nbytes: int = 0  # of numbers, also in lists, and of bytes of a fixed size
-    dictionaries: frozenset[str] = frozenset()  # paths of Parquet columns of text or bytes that stay dictionaries
 
 
 @dataclass(eq=False)
@@ -110,7 +168,8 @@ class ParquetReader:
         self._cursors: OrderedDict[tuple[_GroupKey, int], _Cursor] = OrderedDict()
         #: Kept ones, and those that a thread reads on.
         self._open_cursors: set[_Cursor] = set()
-        self._decoded: dict[_GroupKey, _Decoded] = {}
+        #: Bytes of a row group when it is decoded, and columns that stay dictionaries: see `_examine`.
+        self._decoded: dict[_GroupKey, tuple[int, frozenset[str]]] = {}
         #: Bytes of a cursor in each row group that is read in parts.
         self._cursor_bytes: dict[_GroupKey, int] = {}
 
@@ -124,21 +183,13 @@ class ParquetReader:
     def lock(self, part: RowGroupPart, names: tuple[str, ...]) -> Iterator[None]:
         """Held while a part is read."""
         key = (part.file, part.group, names)
-        with (
-            self._group_locks[hash(key) % _LOCKS],
-            self._large_lock if self._is_large(part, key) else nullcontext(),
-        ):
-            yield
-
-    def _is_large(self, part: RowGroupPart, key: _GroupKey) -> bool:
-        """Whether a cursor in a row group is large; as if values varied in size, until one was opened."""
-        if part.rows == sum(part.totals):
-            return False
-        nbytes = self._cursor_bytes.get(key)
-        if nbytes is None:
-            group = self._file(part.file)[1].row_group(part.group)
-            nbytes = group.total_byte_size * min(_PAGE_VALUES, group.num_rows) // max(1, group.num_rows)
-        return nbytes > self._most_cursor_bytes // _LARGE_SHARE
+        with self._group_locks[hash(key) % _LOCKS]:
+            nbytes = 0 if part.rows == sum(part.totals) else self._cursor_bytes.get(key)
+            if nbytes is None:  # as if values varied in size, until a cursor was opened
+                group = self._file(part.file)[1].row_group(part.group)
+                nbytes = group.total_byte_size * min(_PAGE_VALUES, group.num_rows) // max(1, group.num_rows)
+            with self._large_lock if nbytes > self._most_cursor_bytes // _LARGE_SHARE else nullcontext():
+                yield
 
     def continues_at(self, part: RowGroupPart, names: tuple[str, ...]) -> bool:
         """Whether a part can be decoded without decoding others before it."""
@@ -174,10 +225,10 @@ class ParquetReader:
             if key not in self._decoded:
                 self._decoded[key] = self._examine(group, names)
             decoded.append(self._decoded[key])
-        nbytes = sum(group.nbytes for group in decoded) * part.rows // max(1, sum(part.totals))
+        nbytes = sum(size for size, _ in decoded) * part.rows // max(1, sum(part.totals))
         if nbytes > _MOST_DECODED and part.rows > 1:
             raise LargeRowsError(self._where(part), -(-nbytes * _CUT // _MOST_DECODED))
-        dictionaries = frozenset[str]().union(*(group.dictionaries for group in decoded))
+        dictionaries = frozenset[str]().union(*(paths for _, paths in decoded))
         # One by one: a reader of several would replace damaged rows of one by rows of the next.
         return _concat(
             [self._read_in_group(group, names, dictionaries, skipped) for group in part.by_group() if group.rows]
@@ -191,8 +242,15 @@ class ParquetReader:
         skipped: Callable[[int, Any], object] | None,
     ) -> Any:
         where, key = self._where(part), (part.file, part.group, names)
-        at, cursor = self._take_cursor(part, names, dictionaries)
         is_kept = False
+        with self._lock:  # the nearest cursor before the part; other readers may continue others
+            at = max((at for group, at in self._cursors if group == key and at <= part.first), default=0)
+            cursor = self._cursors.pop((key, at), None)
+        if cursor is None:
+            at, cursor = 0, self._open_cursor(part, names, dictionaries)
+            with self._lock:
+                self._drop_cursors(cursor, needed=self._cursor_bytes.get(key, 0))
+                self._open_cursors.add(cursor)
         try:
             while at < part.first:
                 rows = self._next(cursor, part, part.step, where)
@@ -229,7 +287,12 @@ class ParquetReader:
                     where=f"{self._where(part)}, column {column.path_in_schema!r}",
                 )
 
-    def _examine(self, part: RowGroupPart, names: tuple[str, ...]) -> _Decoded:
+    def _examine(self, part: RowGroupPart, names: tuple[str, ...]) -> tuple[int, frozenset[str]]:
+        """What a row group becomes when it is decoded, as far as the footer does not tell.
+
+        The bytes of numbers (also in lists) and of bytes of a fixed size, and the paths of Parquet columns of text
+        or bytes that stay dictionaries.
+        """
         _, metadata = self._file(part.file)
         group = metadata.row_group(part.group)
         where = self._where(part)
@@ -250,13 +313,13 @@ class ParquetReader:
             if column.max_repetition_level or column.physical_type == "FIXED_LEN_BYTE_ARRAY"
         }
         if group.num_rows <= _FEW_ROWS or not (texts or sized):
-            return _Decoded()
+            return 0, frozenset()
         schema = metadata.schema.to_arrow_schema()
         fixed = [count for name in names for count in _values_per_row(schema.field(name).type)]
         if not texts and all(fixed):
             values = dict(zip(leaves, fixed, strict=True))
             row_bytes = sum(values[index] * value_bytes for index, value_bytes in sized.items())
-            return _Decoded(group.num_rows * row_bytes)
+            return group.num_rows * row_bytes, frozenset()
         # The metadata of column chunks can only be used after a row was read: see `footer`.
         one_row = replace(part, first=0, rows=1, step=1)
         read = tuple(name for name, columns in by_name.items() if columns.keys() & (texts.keys() | sized.keys()))
@@ -272,31 +335,17 @@ class ParquetReader:
         for name in read:
             arrays = [array for array, _ in _leaves_of(first.column(name))]
             for index, array in zip(by_name[name], arrays, strict=True):
-                if index not in texts:
+                if index not in texts or not pa.types.is_dictionary(array.type) or not len(array.dictionary):
                     continue
-                column, (longest, mean) = group.column(index), _entry_lengths(array)
+                column, lengths = group.column(index), pc.binary_length(array.dictionary)
+                longest, mean = pc.max(lengths).as_py() or 0, (pc.sum(lengths).as_py() or 0) // len(lengths)
                 if longest * column.num_values <= _MOST_DECODED:
                     continue
                 if mean * column.num_values > _EXPANSION * column.total_uncompressed_size:
                     dictionaries.add(texts[index])
                 else:  # at the most, if all values were the longest one
                     nbytes += longest * column.num_values // _CUT
-        return _Decoded(nbytes, frozenset(dictionaries))
-
-    def _take_cursor(
-        self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str]
-    ) -> tuple[int, _Cursor]:
-        """The nearest cursor before a part and its next row, or a new one; other readers may continue others."""
-        key = (part.file, part.group, names)
-        with self._lock:
-            at = max((at for group, at in self._cursors if group == key and at <= part.first), default=None)
-            if at is not None:
-                return at, self._cursors.pop((key, at))
-        cursor = self._open_cursor(part, names, dictionaries)
-        with self._lock:
-            self._drop_cursors(cursor, needed=self._cursor_bytes.get(key, 0))
-            self._open_cursors.add(cursor)
-        return 0, cursor
+        return nbytes, frozenset(dictionaries)
 
     def _drop_cursors(self, cursor: _Cursor, *, needed: int = 0, at_least: int = 0) -> None:
         """Drop the cursors used least recently, until the others and ``needed`` bytes are within the limits.
@@ -444,11 +493,3 @@ def _values_per_row(kind: Any) -> list[int]:
     if pa.types.is_fixed_size_list(kind):
         return [kind.list_size * count for count in counts]
     return [0] * len(counts) if counts else [1]
-
-
-def _entry_lengths(array: Any) -> tuple[int, int]:
-    """Bytes of the longest entry, and the mean, of a dictionary array; 0 for other arrays."""
-    if not pa.types.is_dictionary(array.type) or not len(array.dictionary):
-        return 0, 0
-    lengths = pc.binary_length(array.dictionary)
-    return pc.max(lengths).as_py() or 0, (pc.sum(lengths).as_py() or 0) // len(lengths)
