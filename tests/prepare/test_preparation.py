@@ -23,8 +23,7 @@ import rankfeed as rf
 from rankfeed._util.remote_traceback import RemoteTraceback
 from rankfeed.errors import ArgumentError, PrepareError
 from rankfeed.prepare.build import BuildAttempt, raise_failure
-from rankfeed.prepare.inputs import key_with_inputs
-from rankfeed.prepare.marker import MARKER_NAME, changed_files
+from rankfeed.prepare.marker import MARKER_NAME, changed_files, key_with_inputs
 from rankfeed.prepare.wait import WaitReporter
 from rankfeed.storage import lease
 from rankfeed.storage.failure import Failure, write_failure

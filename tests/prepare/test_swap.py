@@ -20,8 +20,7 @@ from tests.support.prepared import build, control
 
 import rankfeed as rf
 from rankfeed.errors import PrepareError
-from rankfeed.prepare.inputs import key_with_inputs
-from rankfeed.prepare.marker import MARKER_NAME, changed_files
+from rankfeed.prepare.marker import MARKER_NAME, changed_files, key_with_inputs
 
 
 def kept(path: Path) -> list[Path]:

@@ -64,7 +64,9 @@ def inspect(
     source = dataset_options.open(data, allow_pickle=allow_pickle, columns=column or None)
     fields = source.fields
     seen, lengths = look(source, [name for name, field in fields.items() if field.kind not in ("dense", "object")])
-    examples = _examples(source, samples)
+    count = min(samples, len(source))
+    ids = [len(source) * index // count for index in range(count)]  # evenly spaced, beginning with the first
+    examples = list(zip(ids, source.fetch(ids).samples(), strict=True)) if ids else []
     figures = {"format": options.format_name(data, dataset_options.format), **options.describe_source(source)}
     figures["on_disk"] = options.disk_usage(data)
     figures["shuffle"] = _shuffle(source)
@@ -88,7 +90,10 @@ def inspect(
             caption = "length" if seen == len(source) else f"length, of {count_of(seen, 'sample')} looked at"
             out("", clean(name, NAME).append(f"  {caption}", FAINT), _histogram(summary["histogram"]))
     for sample_id, sample in examples:
-        out("", clean(f"sample {sample_id:,}", "bold"), _sample(sample))
+        table = grid()
+        for name, value in sample.items():
+            table.add_row("  ", clean(name, NAME), clean(format_value(value)))
+        out("", clean(f"sample {sample_id:,}", "bold"), table)
 
 
 def _shuffle(source: Any) -> dict[str, Any]:
@@ -105,13 +110,6 @@ def _shuffle(source: Any) -> dict[str, Any]:
             for world_size in ranks
         },
     }
-
-
-def _examples(source: Any, count: int) -> list[tuple[int, dict[str, Any]]]:
-    """Evenly spaced samples, beginning with the first."""
-    size, count = len(source), min(count, len(source))
-    ids = [size * index // count for index in range(count)]
-    return list(zip(ids, source.fetch(ids).samples(), strict=True)) if ids else []
 
 
 def _summary(figures: dict[str, Any]) -> dict[str, Any]:
@@ -180,13 +178,6 @@ def _histogram(bars: list[dict[str, int]], width: int = 40) -> Table:
     for bar in bars:
         label = f"  {bar['from']:,}" + (f" – {bar['to']:,}" if bar["to"] > bar["from"] else "")
         table.add_row(label, clean(format_bar(bar["count"] / most, width), BAR), f"{bar['count'] / total:.1%}")
-    return table
-
-
-def _sample(sample: dict[str, Any]) -> Table:
-    table = grid()
-    for name, value in sample.items():
-        table.add_row("  ", clean(name, NAME), clean(format_value(value)))
     return table
 
 

@@ -1,8 +1,8 @@
 """A sampler for Lance's own loader: each row once, in equal steps, for any ranks, workers and start method."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any, Literal
 
 import numpy as np
@@ -113,8 +113,11 @@ class ShardedSampler:
         worker, num_workers = Topology.worker()
         begun = self._epochs.begin(topology.rank)
         with ExitStack() as stack:
-            call = _reader(dataset, stack)
-            table: TableInfo = call("info", filter)
+            if forked_from_lance():  # of a dataset that was open in the parent, only the name can be read
+                reader: Any = stack.enter_context(closing(IsolatedTable(dataset.uri, dataset.version)))
+            else:
+                reader = LanceTable(dataset.uri, dataset.version, dataset)
+            table: TableInfo = reader.call("info", filter)
             plan = self._plan(table, batch_size)
             steps = begun.schedule(plan, batch_size, topology, "rest" if self.tail == "even" else "drop")
             names = dataset.schema.names if columns is None else columns
@@ -122,7 +125,7 @@ class ShardedSampler:
             def read(step: int) -> Any:
                 ids = ids_at(steps, step)
                 rows = ids if table.chosen is None else table.chosen[ids]
-                return call("batch", rows, names, bool(with_row_id))
+                return reader.call("batch", rows, names, bool(with_row_id))
 
             ahead = max(1, min(_MAX_READ_AHEAD, batch_readahead))
             pool = ThreadPoolExecutor(ahead, thread_name_prefix="rankfeed-lance")
@@ -161,12 +164,3 @@ def runs_of(counts: Int64, run: int) -> Int64:
     ends = np.cumsum(pieces)[pieces > 0] - 1
     sizes[ends] = (counts - (pieces - 1) * run)[pieces > 0]
     return sizes
-
-
-def _reader(dataset: Any, stack: ExitStack) -> Callable[..., Any]:
-    """Calls methods of :class:`LanceTable` for the dataset that Lance's loader passes."""
-    if forked_from_lance():  # of a dataset that was open in the parent, only the name can be read
-        beside = IsolatedTable(dataset.uri, dataset.version)
-        stack.callback(beside.close)
-        return beside.call
-    return LanceTable(dataset.uri, dataset.version, dataset).call

@@ -62,9 +62,13 @@ class LoaderCheck(_callback_class()):  # type: ignore[misc]
     _trained: tuple[int, dict[Loader, Cursor]] = (-1, {})
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        loaders = _refuse_reuse(trainer.fit_loop)
-        if trainer.overfit_batches > 0:
-            _refuse_shuffle(loaders)
+        for loader in _refuse_reuse(trainer.fit_loop):
+            if trainer.overfit_batches > 0 and not loader.is_stream and loader.plan.shuffle != "none":
+                raise ArgumentError(
+                    "overfit_batches needs the same batches in every epoch",
+                    expected="a Loader with shuffle=False",
+                    found=f"one with shuffle={loader.plan.shuffle!r}",
+                )
         restore_positions(trainer.fit_loop)
         _compat.correct_resumed_epoch(trainer.fit_loop)
         self.on_train_epoch_start(trainer, pl_module)
@@ -217,16 +221,6 @@ def _compare_ranks(stage: str, batches: list[int | float]) -> None:
             where=f"rank {group[0]}",
             remedy="use a rankfeed.Loader, or give your DataLoader a rankfeed.DistributedSampler",
         )
-
-
-def _refuse_shuffle(loaders: list[Loader]) -> None:
-    for loader in loaders:
-        if not loader.is_stream and loader.plan.shuffle != "none":
-            raise ArgumentError(
-                "overfit_batches needs the same batches in every epoch",
-                expected="a Loader with shuffle=False",
-                found=f"one with shuffle={loader.plan.shuffle!r}",
-            )
 
 
 def _refuse_reuse(loop: Any) -> list[Loader]:

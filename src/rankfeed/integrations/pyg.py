@@ -19,8 +19,7 @@ from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.loading import DistributedBatchSampler
 from rankfeed.plan import Tail
 from rankfeed.prepare import prepare_once
-from rankfeed.prepare.inputs import walk_links
-from rankfeed.prepare.marker import MARKER_NAME
+from rankfeed.prepare.marker import MARKER_NAME, walk_links
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.network_fs import stat_uncached
 from rankfeed.topology import Topology

@@ -53,7 +53,9 @@ class SharedEpoch:
         self._separate()
         if self._owner != os.getpid():  # a forked worker
             self._own(self._file)
-        key = _iteration_key(), self._begun
+        info = get_worker_info()
+        # What workers of one iteration have in common: the seed that the DataLoader draws for it, or the process.
+        key = (-os.getpid() if info is None else int(info.seed) - info.id), self._begun
         self._begun += 1
         with self._locked():
             start, running = self._start(rank, key)
@@ -129,12 +131,6 @@ class SharedEpoch:
             self._own(FileIO(state["file"].detach(), "r+"), state["owner"])
         else:
             self._own(_unnamed_file(state["records"]))
-
-
-def _iteration_key() -> int:
-    """What workers of one iteration have in common: the seed that the DataLoader draws for it, or the process."""
-    info = get_worker_info()
-    return -os.getpid() if info is None else int(info.seed) - info.id
 
 
 def _unnamed_file(records: bytes) -> FileIO:

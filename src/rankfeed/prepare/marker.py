@@ -1,17 +1,18 @@
-"""The marker file of a prepared directory, which lists its files: is a build complete, which files are foreign."""
+"""The marker file of a prepared directory: its key, with the inputs of the build, and a list of its files."""
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
 from rankfeed.errors import PrepareError, listed
-from rankfeed.prepare.inputs import raise_error
 from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.commit import decodable, fsync_dir, read_record, write_record
 from rankfeed.storage.file_errors import os_errors
@@ -46,6 +47,42 @@ class Marker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str
     seconds: float
     files: list[FileEntry]  # sorted by name
+
+
+def key_with_inputs(key: str, inputs: Sequence[str | os.PathLike[str]]) -> str:
+    """The key for the marker: the caller's, combined with the sizes and times of the input files."""
+    pieces = [key.encode()]
+    for path in inputs:
+        root = Path(path)
+        with os_errors(PrepareError, "cannot read an input", root):
+            is_dir = root.is_dir()
+            walked = walk_links(root, onerror=raise_error) if is_dir else [(str(root.parent), [], [root.name])]
+            for file in (Path(place, name) for place, _, names in walked for name in names):
+                status = os.stat(file)
+                if stat.S_ISREG(status.st_mode):  # opening a pipe would block
+                    with suppress(PermissionError):
+                        status = stat_uncached(file)  # this host may have cached an earlier state
+                facts = f"{root.name}/{file.relative_to(root)} {status.st_size} {status.st_mtime_ns}"
+                pieces.append(facts.encode("utf-8", "surrogateescape"))
+    return digest_of(*pieces) if inputs else key
+
+
+def walk_links(
+    top: Path, onerror: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk` in the order of names that follows links to directories, except links back to a parent."""
+    for place, folders, files in os.walk(top, followlinks=True, onerror=onerror):
+        is_link = os.path.islink(place) and place != os.fspath(top)
+        if is_link and os.path.realpath(place) in map(os.path.realpath, Path(place).parents):
+            folders.clear()
+            continue
+        folders.sort()
+        yield place, folders, sorted(files)
+
+
+def raise_error(error: OSError) -> NoReturn:
+    """For `os.walk`, which leaves out what it cannot read otherwise."""
+    raise error
 
 
 class DirState(Enum):

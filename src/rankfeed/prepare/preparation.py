@@ -19,6 +19,7 @@ from rankfeed._util.validate import (
     check_callable,
     check_choice,
     check_int,
+    check_path,
     check_paths,
     check_seconds,
     check_str,
@@ -26,9 +27,8 @@ from rankfeed._util.validate import (
 )
 from rankfeed.errors import PrepareError
 from rankfeed.prepare.build import Build, BuildAttempt, cannot_prepare, raise_failure
-from rankfeed.prepare.inputs import key_with_inputs
-from rankfeed.prepare.marker import DirState, inspect_dir, refuse_foreign_files
-from rankfeed.prepare.swap import check_target, control_dir, refuse_irreplaceable
+from rankfeed.prepare.marker import DirState, inspect_dir, key_with_inputs, refuse_foreign_files
+from rankfeed.prepare.swap import control_dir, refuse_irreplaceable
 from rankfeed.prepare.wait import ThreadStack, WaitReporter, building, refuse_reentry
 from rankfeed.storage.failure import next_attempt
 from rankfeed.storage.lease import Lease, StallDetector
@@ -102,7 +102,10 @@ def prepare_once(
         >>> prepare_once(folder, build, key="v1").name  # already built
         'data'
     """
-    target = check_target(path)
+    text = check_path("path", path)
+    target = Path(os.path.realpath(text))
+    if "://" in text or not target.name:
+        raise invalid("path", "a directory of a mounted file system", path)
     if not check_str("key", key).isprintable():
         raise invalid("key", "one line of text", key)
     given: Any = timeout

@@ -11,9 +11,7 @@ import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from rankfeed._util.validate import check_path, invalid
 from rankfeed.errors import PrepareError, listed
 from rankfeed.prepare.marker import DirState, foreign_files, read_marker, refuse_foreign_files
 from rankfeed.storage.checksum import digest_of
@@ -22,15 +20,6 @@ from rankfeed.storage.commit import fsync_dir
 _MAX_NAME_BYTES = 255
 #: Prefix of the directories inside `control_dir` that builds are written to.
 BUILD_PREFIX = "build-"
-
-
-def check_target(path: Any) -> Path:
-    """The absolute path of the directory to prepare, links resolved; raises ArgumentError if it cannot be one."""
-    text = check_path("path", path)
-    target = Path(os.path.realpath(text))
-    if "://" in text or not target.name:
-        raise invalid("path", "a directory of a mounted file system", path)
-    return target
 
 
 def control_dir(path: Path) -> Path:

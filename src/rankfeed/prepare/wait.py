@@ -103,15 +103,12 @@ class WaitReporter:
             )
         if waited >= self._next:
             self._next *= 2
-            if self._reports(owner):
+            # The lowest local rank of those that wait on this node reports.
+            first = 1 if owner.host == socket.gethostname() and owner.local_rank == 0 else 0
+            if self.local_rank in (-1, first):
                 self._report(owner, control, waited)
         time.sleep(self._pause)
         self._pause = min(self._max_pause, self._pause * 1.5)
-
-    def _reports(self, owner: LeaseOwner) -> bool:
-        """Whether this process has the lowest local rank of those that wait on its node."""
-        first = 1 if owner.host == socket.gethostname() and owner.local_rank == 0 else 0
-        return self.local_rank in (-1, first)
 
     def _report(self, owner: LeaseOwner, control: Path, waited: float) -> None:
         who = f"{self.label}: waiting" if self.label else "waiting"

@@ -23,9 +23,8 @@ from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.file_errors import os_errors
 from rankfeed.storage.lease import HeldLease
 from rankfeed.storage.manifest import MANIFEST_NAME, Manifest
-from rankfeed.writer.chunk import Chunk, Fields, gather_shards, join_fields
+from rankfeed.writer.chunk import Chunk, Fields, join_fields
 from rankfeed.writer.journal import ORIGIN_SEPARATOR, commit, complete_commit
-from rankfeed.writer.runners import RunTasks
 from rankfeed.writer.sample_map import SampleMap
 from rankfeed.writer.staging import (
     TASKS,
@@ -39,7 +38,7 @@ from rankfeed.writer.staging import (
     widened,
     write_part,
 )
-from rankfeed.writer.tasks import WriteJob, chunks_of_iterable, partition, shards_of_task
+from rankfeed.writer.tasks import RunTasks, WriteJob, partition, shards_of_iterable, shards_of_task
 
 #: Changes if the same input would be written as different bytes.
 _LAYOUT = "3"
@@ -196,7 +195,8 @@ class StagedWrite:
         """Write all rows; the staged shards in order."""
         request, given, parts = self.request, self.request.given, []
         if not isinstance(given, Source):
-            for index, chunk in enumerate(_shards_of_iterable(request)):
+            shards = shards_of_iterable(given, request.sample_map, request.shard_bytes)
+            for index, chunk in enumerate(shards):
                 parts.append(write_part(self.staging, 0, index, chunk))
                 advance(chunk.rows)
             return parts
@@ -326,14 +326,9 @@ def _compare(existing: PackedSource, request: WriteRequest, advance: Callable[[i
 
 def _shards_to_write(request: WriteRequest) -> Iterator[Chunk]:
     if not isinstance(request.given, Source):
-        yield from _shards_of_iterable(request)
+        yield from shards_of_iterable(request.given, request.sample_map, request.shard_bytes)
         return
     tasks, batch = partition(request.job("", Path()))
     job = request.job("", Path(), batch)
     for task in tasks:
         yield from shards_of_task(job, task)
-
-
-def _shards_of_iterable(request: WriteRequest) -> Iterator[Chunk]:
-    chunks = chunks_of_iterable(request.given, request.sample_map, request.shard_bytes)
-    return gather_shards(chunks, request.shard_bytes)

@@ -29,16 +29,6 @@ class CommitJournal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     manifest: Manifest  # of the committed dataset
     staged: list[str]  # names of the staged shards, in the order of the last shards of the manifest
 
-    @property
-    def old(self) -> list[ShardInfo]:
-        """Shards that were there before."""
-        return self.manifest.shards[: len(self.manifest.shards) - len(self.staged)]
-
-    @property
-    def new(self) -> list[ShardInfo]:
-        """Shards that are renamed."""
-        return self.manifest.shards[len(self.manifest.shards) - len(self.staged) :]
-
 
 def commit(
     staging: Path,
@@ -82,13 +72,19 @@ def complete_commit(staging: Path, step: Callable[[], object]) -> bool:
         return False
     for name in (*journal.staged, *(shard.path for shard in journal.manifest.shards)):
         check_data_name(name, path)
-    if _committed_shards(dest) != journal.manifest.shards:
-        if not _can_complete(staging, journal, step):
+    shards = journal.manifest.shards
+    committed = load_manifest(dest).shards if (dest / MANIFEST_NAME).exists() else []
+    if committed != shards:
+        first = len(shards) - len(journal.staged)
+        renames = [(staging / name, shard) for name, shard in zip(journal.staged, shards[first:], strict=False)]
+        # Complete only the dataset that the commit began with, if each shard is at one of its two places.
+        places = [(dest / shard.path, shard) for shard in committed] + renames
+        if committed != shards[:first] or not all(_exists(place, dest, shard, step) for place, shard in places):
             path.unlink()
             return False
-        for staged, shard in zip(journal.staged, journal.new, strict=True):
-            if (staging / staged).exists():  # else it was renamed before the interruption
-                os.replace(staging / staged, dest / shard.path)
+        for staged, shard in renames:
+            if staged.exists():  # else it was renamed before the interruption
+                os.replace(staged, dest / shard.path)
             step()
         fsync_dir(dest)
         step()
@@ -97,19 +93,7 @@ def complete_commit(staging: Path, step: Callable[[], object]) -> bool:
     return True
 
 
-def _can_complete(staging: Path, journal: CommitJournal, step: Callable[[], object]) -> bool:
-    """Whether the dataset is the one that the commit began with, and each shard is at one of its two places."""
-    dest = staging.parent
-    if _committed_shards(dest) != journal.old:
-        return False
-    places = [(dest / shard.path, shard) for shard in journal.old]
-    places += [(staging / staged, shard) for staged, shard in zip(journal.staged, journal.new, strict=True)]
-    for path, shard in places:
-        step()
-        if not any(place.exists() and place.stat().st_size == shard.bytes for place in (path, dest / shard.path)):
-            return False
-    return True
-
-
-def _committed_shards(dest: Path) -> list[ShardInfo]:
-    return load_manifest(dest).shards if (dest / MANIFEST_NAME).exists() else []
+def _exists(staged: Path, dest: Path, shard: ShardInfo, step: Callable[[], object]) -> bool:
+    step()
+    paths = (staged, dest / shard.path)
+    return any(path.exists() and path.stat().st_size == shard.bytes for path in paths)

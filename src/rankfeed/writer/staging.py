@@ -151,15 +151,15 @@ def clear(staging: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def write_part(staging: Path, task: int, number: int, chunk: Chunk) -> Part:
-    """Write a shard of a task and its record, unless the same rows are staged already."""
-    return _write_part(staging, f"{task:05d}-{number:05d}", chunk, chunk.fields, chunk.digest)
+def write_part(staging: Path, task: int, index: int, chunk: Chunk, narrow: Part | None = None) -> Part:
+    """Write a shard of a task and its record, unless the same rows are staged already.
 
-
-def _write_part(staging: Path, prefix: str, chunk: Chunk, needed: Fields, content: str) -> Part:
+    ``narrow`` is the part with the same rows under the fields that they need.
+    """
+    needed, content = (chunk.fields, chunk.digest) if narrow is None else (narrow.needed, narrow.shard.content)
     # The order of the fields counts: it is that of the columns in the file.
     name = digest_of(content.encode(), msgspec.json.encode(list(chunk.fields.items())))
-    path = staging / f"{prefix}-{name}.arrow"
+    path = staging / f"{task:05d}-{index:05d}-{name}.arrow"
     record = path.with_suffix(".json")
     part = read_record(record, Part)
     if part is not None and part.shard.path == path.name and is_intact(staging, part):
@@ -174,7 +174,7 @@ def _write_part(staging: Path, prefix: str, chunk: Chunk, needed: Fields, conten
         block_rows=max(1, min(chunk.rows, chunk.rows * _BLOCK_BYTES // max(1, chunk.nbytes))),
         content=content,
     )
-    part = Part(dict(needed), dict(chunk.fields), shard)
+    part = Part(needed, chunk.fields, shard)
     write_record(record, part)
     return part
 
@@ -195,7 +195,8 @@ def widened(staging: Path, part: Part, fields: Fields) -> Part:
     path = staging / part.shard.path
     columns = read_shard(map_file(path), part.fields, part.shard.rows, str(path))
     chunk = Chunk(part.shard.rows, part.fields, columns).converted(fields)
-    return _write_part(staging, path.name.rsplit("-", 1)[0], chunk, part.needed, part.shard.content)
+    task, index, _ = path.name.split("-")
+    return write_part(staging, int(task), int(index), chunk, part)
 
 
 def write_task(staging: Path, task: int, job: str, parts: list[Part]) -> None:

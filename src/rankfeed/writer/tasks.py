@@ -3,6 +3,7 @@
 Partitioning and writing are pure functions of the data, so a task that is written twice gives the same files.
 """
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns.columns import Columns
-from rankfeed.errors import WriteError
+from rankfeed.errors import WriteError, describe_error
 from rankfeed.plan import Plan
 from rankfeed.sources import Source
 from rankfeed.storage.file_errors import os_errors
@@ -63,6 +64,10 @@ class WriteJob:
     step: Callable[[], object] = int  # called after each sample or batch of rows; int does nothing
 
 
+#: A runner: has tasks of a job run; yields them, in any order, with the shards that were written.
+RunTasks = Callable[[WriteJob, list[WriteTask]], Iterable[tuple[WriteTask, list[Part]]]]
+
+
 def run_task(job: WriteJob, task: WriteTask) -> list[Part]:
     """Write the shards of a task, or find that this job has written them."""
     parts = read_task(job.staging, task.number, job.name)
@@ -73,6 +78,15 @@ def run_task(job: WriteJob, task: WriteTask) -> list[Part]:
         parts = [write_part(job.staging, task.number, index, shard) for index, shard in shards]
         write_task(job.staging, task.number, job.name, parts)
     return parts
+
+
+def picklable_error(error: Exception) -> Exception:
+    """An error that another process can unpickle and print, which not all can."""
+    try:
+        str(pickle.loads(pickle.dumps(error)))  # noqa: S301
+    except Exception:
+        return WriteError("writing failed", found=describe_error(error))
+    return error
 
 
 def partition(job: WriteJob) -> tuple[list[WriteTask], int]:
@@ -182,12 +196,13 @@ def _ids(job: WriteJob, task: WriteTask) -> Iterator[Int64]:
         yield positions if job.plan is None else job.plan.sample_ids(0, positions)
 
 
-def chunks_of_iterable(samples: Iterable[Any], sample_map: SampleMap | None, shard_bytes: int) -> Iterator[Chunk]:
+def shards_of_iterable(samples: Iterable[Any], sample_map: SampleMap | None, shard_bytes: int) -> Iterator[Chunk]:
     """The rows of an iterable of dicts as they are written."""
-    numbered = enumerate(_read(samples))
+    numbered: Iterator[tuple[int, Any]] = enumerate(_read(samples))
+    noun = "row"
     if sample_map is not None:
-        return chunks_of_samples(sample_map.apply(numbered), shard_bytes, "mapped sample")
-    return chunks_of_samples(numbered, shard_bytes, "row")
+        numbered, noun = sample_map.apply(numbered), "mapped sample"
+    return gather_shards(chunks_of_samples(numbered, shard_bytes, noun), shard_bytes)
 
 
 def _read(samples: Iterable[Any]) -> Iterator[Any]:

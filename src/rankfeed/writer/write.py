@@ -127,7 +127,16 @@ def write(
             remedy='pass a source (rankfeed.open, rankfeed.from_dataset), or use runner="local"',
         )
     sample_map = None if map is None else SampleMap(map, map_batch, seed)
-    plan = _plan(given, order, seed)
+    plan = None
+    if check_choice("order", order, get_args(Order)) == "shuffled":
+        if not isinstance(given, Source):
+            raise ArgumentError(
+                "an iterable is written in its own order",
+                expected='a source for order="shuffled"',
+                found=type(given).__name__,
+                remedy="write it, then write the dataset in shuffled order",
+            )
+        plan = Plan(len(given), shuffle="global", seed=seed)
     path = check_path("dest", dest)
     if "://" in path:
         raise invalid("dest", "a directory of a mounted file system; object stores are not supported yet", dest)
@@ -158,17 +167,3 @@ def write(
             )
         return write_on_ranks(request, stall_timeout)
     return coordinate(request, partial(run_locally, workers))
-
-
-def _plan(given: Any, order: str, seed: int) -> Plan | None:
-    check_choice("order", order, get_args(Order))
-    if order == "stored":
-        return None
-    if not isinstance(given, Source):
-        raise ArgumentError(
-            "an iterable is written in its own order",
-            expected='a source for order="shuffled"',
-            found=type(given).__name__,
-            remedy="write it, then write the dataset in shuffled order",
-        )
-    return Plan(len(given), shuffle="global", seed=seed)

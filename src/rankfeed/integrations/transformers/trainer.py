@@ -112,8 +112,7 @@ class TrainerFeed:
         for batch in self.loader:
             delivered = progress.cursor.position - progress.previous.position
             selected = self._select(batch)
-            some_rank_is_empty = 0 < delivered < self.loader.topology.world_size
-            if some_rank_is_empty and isinstance(selected, dict):
+            if 0 < delivered < self.loader.topology.world_size and isinstance(selected, dict):  # a rank is empty
                 self._mask_loss(selected)
             yield selected
 
@@ -412,7 +411,11 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's; the loss is weighted by the number of labels or rows that it is the mean of."""
         feed = self._evaluated
-        weight = 0 if feed is None else _weight(inputs, feed.rows, shifted=self._is_shifted)
+        weight = 0 if feed is None else feed.rows
+        labels = inputs.get("labels") if hasattr(inputs, "get") else None
+        if weight and torch.is_tensor(labels) and not labels.is_floating_point():
+            predicted = labels[..., 1:] if self._is_shifted and labels.dim() > 1 else labels
+            weight = int(predicted.ne(IGNORED).sum())
         done = super().prediction_step(model, inputs, *args, **kwargs)
         if feed is not None and done[0] is not None and weight:
             loss = float(done[0])
@@ -478,14 +481,3 @@ def _plain_dict(
             raise
         raise used.removed_error(f"the data_collator needs the column {name!r}", names) from error
     return dict(batch) if isinstance(batch, Mapping) else batch
-
-
-def _weight(inputs: Any, rows: int, *, shifted: bool) -> int:
-    """Number of labels or rows that the loss of a batch is the mean of."""
-    labels = inputs.get("labels") if hasattr(inputs, "get") else None
-    if rows == 0:
-        return 0
-    if not torch.is_tensor(labels) or labels.is_floating_point():
-        return rows
-    predicted = labels[..., 1:] if shifted and labels.dim() > 1 else labels
-    return int(predicted.ne(IGNORED).sum())

@@ -87,7 +87,12 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         lanes: int | None = None,
         topology: Topology | None = None,
     ) -> None:
-        self.source = source = _open_shards(urls_or_source)
+        source = urls_or_source
+        if not isinstance(source, Source):
+            # As WebDataset reads: samples may lack members that others have, and keys may repeat.
+            options: dict[str, Any] = {"decode": False, "missing": "mask", "duplicate_keys": "keep"}
+            source = open(source, format="webdataset", **options)
+        self.source = source
         self.plan: Any = make_plan(source, shuffle, seed, window, lanes)
         self._open_properties = open_properties(shuffle, window, lanes)
         self.tail: Tail = check_choice("tail", tail, get_args(Tail))
@@ -301,11 +306,3 @@ class ResamplingPlan:
     def step_ids(self, epoch: int, starts: Int64, size: int, first: int, last: int) -> Int64:
         """The samples of rows of steps, in the order of their positions: int64 [steps, last - first]."""
         return self.sample_ids(epoch, starts[:, None] + np.arange(first, last))
-
-
-def _open_shards(urls_or_source: Urls | Source) -> Source:
-    if isinstance(urls_or_source, Source):
-        return urls_or_source
-    # As WebDataset reads: samples may lack members that others have, and keys may repeat.
-    options: dict[str, Any] = {"decode": False, "missing": "mask", "duplicate_keys": "keep"}
-    return open(urls_or_source, format="webdataset", **options)

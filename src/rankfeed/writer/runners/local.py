@@ -10,9 +10,8 @@ from functools import partial
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, WorkerPool, is_supported
 from rankfeed.errors import WriteError
-from rankfeed.writer.runners import picklable_error
 from rankfeed.writer.staging import Part
-from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
+from rankfeed.writer.tasks import WriteJob, WriteTask, picklable_error, run_task
 
 #: Seconds in which the workers have to start.
 _START_LIMIT = 600.0

@@ -26,22 +26,9 @@ from rankfeed.storage.file_errors import os_errors
 from rankfeed.storage.lease import DURATION, HeldLease, Lease, LeaseOwner, StallDetector
 from rankfeed.topology import Topology
 from rankfeed.topology.job import is_same_job, job_id
-from rankfeed.writer.coordinator import (
-    REMEDY,
-    StagedWrite,
-    WriteRequest,
-    check_destination,
-)
+from rankfeed.writer.coordinator import REMEDY, StagedWrite, WriteRequest, check_destination
 from rankfeed.writer.journal import complete_commit
-from rankfeed.writer.staging import (
-    TASKS,
-    Part,
-    finished_tasks,
-    is_begun,
-    is_intact,
-    lock_staging,
-    read_task,
-)
+from rankfeed.writer.staging import TASKS, Part, finished_tasks, is_begun, is_intact, lock_staging, read_task
 from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
 
 #: A reassigned task, or the rank that commits, may make no progress for this many times the stall timeout.

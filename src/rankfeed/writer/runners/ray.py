@@ -17,9 +17,8 @@ from typing import Any
 
 from rankfeed._util.imports import need
 from rankfeed.errors import WriteError, describe_error, listed
-from rankfeed.writer.runners import picklable_error
 from rankfeed.writer.staging import Part
-from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
+from rankfeed.writer.tasks import WriteJob, WriteTask, picklable_error, run_task
 
 #: How often Ray restarts a task whose process or node died.
 _RETRIES = 5
@@ -143,16 +142,6 @@ def _result(ray: Any, done: Any, task: WriteTask) -> list[Part]:
     return result  # type: ignore[no-any-return]
 
 
-def _is_visible(staging: str) -> bool:
-    """Whether this node sees the staging directory that the driver created."""
-    deadline = time.monotonic() + _VISIBLE
-    while not os.path.isdir(staging):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
 @lru_cache(maxsize=1)
 def _unpickled(job: bytes) -> WriteJob:
     """The job, with the open files of its source, for all tasks of this process."""
@@ -164,7 +153,10 @@ def _run_on_worker(job: bytes, staging: str, task: WriteTask) -> tuple[bool, Any
     import socket
 
     try:
-        if not _is_visible(staging):
+        deadline = time.monotonic() + _VISIBLE
+        while not os.path.isdir(staging) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if not os.path.isdir(staging):
             return False, WriteError(
                 "a node of the Ray cluster does not see the destination",
                 expected="a file system that all nodes share, under the same path",
