@@ -20,7 +20,6 @@ from rankfeed.integrations._compat import ActiveEpoch
 from rankfeed.loading import Loader
 from rankfeed.loading.device import to_device
 from rankfeed.plan import Cursor
-from rankfeed.sources import Source
 
 
 def accelerated(loader: Loader, accelerator: Any, *, checkpoint: bool = True) -> AcceleratedLoader:
@@ -118,10 +117,9 @@ class AcceleratedLoader:
         self.ended: Cursor | None = None
 
     @property
-    def dataset(self) -> Source:
+    def dataset(self) -> Any:
         """The source: its length is that of an epoch over all ranks."""
-        source: Source = self.loader.source
-        return source
+        return self.loader.source
 
     @property
     def sampler(self) -> Any:

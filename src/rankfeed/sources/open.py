@@ -14,10 +14,8 @@ from rankfeed.errors import ArgumentError, SourceError, listed
 from rankfeed.sources.formats import FORMATS, Format, detect_format, fitting_format
 from rankfeed.sources.paths import Paths, as_paths, escape, expand, files_in, natural, walk
 from rankfeed.sources.source import Source
-from rankfeed.storage.manifest import MANIFEST_NAME
+from rankfeed.storage.manifest import MANIFEST_NAME, STAGING_NAME
 
-#: Directory of an unfinished `rankfeed.write` in its target.
-STAGING_NAME = ".rankfeed-write"
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _TEXTS = (".txt", ".text", ".md")
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")

@@ -12,7 +12,7 @@ from rankfeed._util.validate import check_path, invalid
 from rankfeed.errors import ArgumentError, SourceError, listed
 from rankfeed.storage.commit import is_temporary
 from rankfeed.storage.ledger import SUFFIX as LEDGER_SUFFIX
-from rankfeed.storage.manifest import MANIFEST_NAME
+from rankfeed.storage.manifest import MANIFEST_NAME, STAGING_NAME
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -21,7 +21,7 @@ INDEX_SUFFIX = ".rankfeed"
 #: Prefix of hidden files and directories that rankfeed writes beside data: locks, staging directories, markers.
 _HIDDEN_PREFIX = ".rankfeed-"
 #: Directories beside data in which rankfeed writes files with names of data: staging, and decompressed copies.
-_OWN_FOLDERS = frozenset((".rankfeed-write", ".rankfeed-decompressed"))
+_OWN_FOLDERS = frozenset((STAGING_NAME, ".rankfeed-decompressed"))
 
 #: Not ``[{]``, which is a brace in the name of a file.
 _BRACES = re.compile(r"\{(?!\])([^{}]*)\}")

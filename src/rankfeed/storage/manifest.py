@@ -21,6 +21,8 @@ from rankfeed.storage.untrusted import check_data_name
 
 #: A directory with a file of this name is a written dataset.
 MANIFEST_NAME = "rankfeed.json"
+#: Directory of an unfinished `rankfeed.write` in its target.
+STAGING_NAME = ".rankfeed-write"
 #: The file of a shard, by its number; names sort in the order of the shards.
 SHARD_NAME = "shard-{:05d}.arrow"
 VERSION = 1

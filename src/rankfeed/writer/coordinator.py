@@ -16,13 +16,12 @@ from rankfeed.errors import SourceError, WriteError, listed
 from rankfeed.plan import Plan
 from rankfeed.sources import Source
 from rankfeed.sources.concat import check_logical_types
-from rankfeed.sources.open import STAGING_NAME
 from rankfeed.sources.packed import PackedSource
 from rankfeed.sources.source import LogicalTypes
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.file_errors import os_errors
 from rankfeed.storage.lease import HeldLease
-from rankfeed.storage.manifest import MANIFEST_NAME, Manifest
+from rankfeed.storage.manifest import MANIFEST_NAME, STAGING_NAME, Manifest
 from rankfeed.writer.chunk import Chunk, Fields, join_fields
 from rankfeed.writer.journal import ORIGIN_SEPARATOR, commit, complete_commit
 from rankfeed.writer.sample_map import SampleMap

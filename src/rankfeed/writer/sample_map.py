@@ -31,7 +31,13 @@ class SampleMap:
         """The new samples, each with the id of the sample it was made of, or of the first one of the batch."""
         # The name is part of the keys: the same seed gives the same generators as ever.
         streams = RngStreams("pack", self.seed, 0) if wants_rng(self.function) else None
-        for first, given, where in self._calls(samples):
+        remaining = iter(samples)
+        while batch := list(islice(remaining, max(1, self.batch))):
+            first, given = batch[0]
+            where = f"sample {first}"
+            if self.batch:
+                given = [sample for _, sample in batch]
+                where = f"the batch of {len(batch)} samples from sample {first} on"
             arguments = (given,) if streams is None else (given, streams.generator(first))
             for sample in self._results(arguments, where):
                 yield first, sample
@@ -64,14 +70,3 @@ class SampleMap:
                 found=refused,
                 where=where,
             )
-
-    def _calls(self, samples: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any, str]]:
-        """First id, argument and description of each call."""
-        if not self.batch:
-            yield from ((index, sample, f"sample {index}") for index, sample in samples)
-            return
-        remaining = iter(samples)
-        while batch := list(islice(remaining, self.batch)):
-            first = batch[0][0]
-            where = f"the batch of {len(batch)} samples from sample {first} on"
-            yield first, [sample for _, sample in batch], where

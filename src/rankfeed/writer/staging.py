@@ -16,7 +16,6 @@ import msgspec
 
 from rankfeed.columns.field import Field
 from rankfeed.errors import WriteError
-from rankfeed.sources.open import STAGING_NAME
 from rankfeed.storage.arrow_shard import read_shard, write_shard
 from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.commit import (
@@ -29,7 +28,7 @@ from rankfeed.storage.commit import (
     write_record,
 )
 from rankfeed.storage.lease import DURATION, HeldLease, Lease, LeaseOwner, StallDetector
-from rankfeed.storage.manifest import ShardInfo
+from rankfeed.storage.manifest import STAGING_NAME, ShardInfo
 from rankfeed.storage.mapped import map_file
 from rankfeed.storage.untrusted import check_data_name
 from rankfeed.writer.chunk import Chunk, Fields

@@ -19,8 +19,8 @@ from rankfeed._util.validate import (
 from rankfeed.errors import ArgumentError
 from rankfeed.plan import Plan
 from rankfeed.sources import Source
-from rankfeed.sources.open import STAGING_NAME
 from rankfeed.sources.packed import PackedSource
+from rankfeed.storage.manifest import STAGING_NAME
 from rankfeed.writer.coordinator import WriteRequest, coordinate
 from rankfeed.writer.runners.local import run_locally
 from rankfeed.writer.sample_map import SampleMap

@@ -19,11 +19,11 @@ from rankfeed._util.progress import progress_bar
 from rankfeed._util.threads import DaemonPool
 from rankfeed.errors import RankfeedError, WriteError
 from rankfeed.sources import Source
-from rankfeed.sources.open import STAGING_NAME
 from rankfeed.sources.packed import PackedSource
 from rankfeed.storage.failure import Failure, failed_tokens, find_failure, next_attempt, write_failure
 from rankfeed.storage.file_errors import os_errors
 from rankfeed.storage.lease import DURATION, HeldLease, Lease, LeaseOwner, StallDetector
+from rankfeed.storage.manifest import STAGING_NAME
 from rankfeed.topology import Topology
 from rankfeed.topology.job import is_same_job, job_id
 from rankfeed.writer.coordinator import REMEDY, StagedWrite, WriteRequest, check_destination
