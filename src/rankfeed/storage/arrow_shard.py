@@ -61,33 +61,28 @@ def write_shard(
     import pyarrow as pa
 
     schema = arrow_schema(fields)
-    arrays = [_arrow_array(schema.field(name).type, columns[name], rows) for name in fields]
+    arrays = []
+    for name in fields:
+        stored = columns[name]
+        buffers = [] if stored.offsets is None else [pa.py_buffer(stored.offsets)]
+        buffers.append(pa.py_buffer(np.ascontiguousarray(stored.values).reshape(-1).view(np.uint8)))
+        arrays.append(_arrow_array(schema.field(name).type, buffers, rows))
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     options = pa.ipc.IpcWriteOptions(compression=None, use_threads=False)
     with pa.ipc.new_file(file, schema, options=options) as writer:
         writer.write_batch(batch)
 
 
-def _arrow_array(kind: Any, stored: ColumnBuffer, rows: int) -> Any:
+def _arrow_array(kind: Any, buffers: list[Any], length: int) -> Any:
+    """An array of a type, whose buffers are the offsets, if its rows have different lengths, and the values."""
     import pyarrow as pa
 
-    data = pa.py_buffer(np.ascontiguousarray(stored.values).reshape(-1).view(np.uint8))
-    if stored.offsets is None:
-        return _nested(kind, data, rows)
-    offsets = pa.py_buffer(stored.offsets)
-    if pa.types.is_large_list(kind):
-        values = _nested(kind.value_type, data, len(stored.values))
-        return pa.Array.from_buffers(kind, rows, [None, offsets], null_count=0, children=[values])
-    return pa.Array.from_buffers(kind, rows, [None, offsets, data], null_count=0)
-
-
-def _nested(kind: Any, data: Any, length: int) -> Any:
-    import pyarrow as pa
-
-    if not pa.types.is_fixed_size_list(kind):
-        return pa.Array.from_buffers(kind, length, [None, data], null_count=0)
-    values = _nested(kind.value_type, data, length * kind.list_size)
-    return pa.Array.from_buffers(kind, length, [None], null_count=0, children=[values])
+    if not kind.num_fields:
+        return pa.Array.from_buffers(kind, length, [None, *buffers], null_count=0)
+    offsets = buffers[:-1]
+    count = int(np.frombuffer(offsets[0], np.int64)[-1]) if offsets else length * kind.list_size
+    values = _arrow_array(kind.value_type, buffers[-1:], count)
+    return pa.Array.from_buffers(kind, length, [None, *offsets], null_count=0, children=[values])
 
 
 def read_shard(

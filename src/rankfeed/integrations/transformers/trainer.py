@@ -100,15 +100,12 @@ class TrainerFeed:
         return len(self.loader) - self.loader.progress.cursor.steps
 
     def __iter__(self) -> Iterator[Any]:
-        if self._gradient_state is None:
-            yield from self._training_batches()
-            return
-        self.loader.progress.go_to(Cursor())
-        epoch = ActiveEpoch(self.loader.schedule_at(Cursor()), cuts_padding=True)
-        yield from map(self._select, epoch.count(self.loader, self._gradient_state))
-
-    def _training_batches(self) -> Iterator[Any]:
         progress = self.loader.progress
+        if self._gradient_state is not None:
+            progress.go_to(Cursor())
+            epoch = ActiveEpoch(self.loader.schedule_at(Cursor()), cuts_padding=True)
+            yield from map(self._select, epoch.count(self.loader, self._gradient_state))
+            return
         for batch in self.loader:
             delivered = progress.cursor.position - progress.previous.position
             selected = self._select(batch)
