@@ -65,8 +65,7 @@ def prepare(
     Raises:
         PrepareError: downloading or processing failed, on every rank alike.
         ArgumentError: ``dataset`` is not a class, or an argument is a function without a unique name, or an object
-            that
-            shows no attributes.
+            that shows no attributes.
 
     Examples:
         >>> import tempfile, torch
@@ -154,9 +153,7 @@ def _describe(value: Any, within: tuple[int, ...] = ()) -> str:
     text, addresses = re.subn(r" at 0x[0-9a-fA-F]+", " at ...", repr(value))
     if addresses and hasattr(value, "__dict__"):  # a repr without attributes, of it or of what it contains
         return f"a {describe(type(value))} {describe(vars(value))}"
-    if callable(value) and getattr(
-        value, "__dict__", None
-    ):  # a transform, whose repr may be its class's name only
+    if callable(value) and getattr(value, "__dict__", None):  # a transform, whose repr may be its class's name
         return f"{type(value).__module__} {text} {describe(vars(value))}"
     return text
 

@@ -56,7 +56,10 @@ def cannot_prepare(error: OSError, path: Path) -> PrepareError:
     if isinstance(error, PermissionError) and control.is_dir():
         closed = control if not may_write(control) else Path(error.filename or control)
         if closed == control or (closed.exists() and not os.access(closed, os.R_OK)):
-            remedy = f"ask {_user(closed)}, the owner of {closed}, for access, or to remove it"
+            user = f"user {closed.stat().st_uid}"
+            with suppress(KeyError):  # an account that this host does not have
+                user = closed.owner()
+            remedy = f"ask {user}, the owner of {closed}, for access, or to remove it"
             remedy += "; or choose another directory"
     return PrepareError(
         "cannot prepare the directory",
@@ -64,13 +67,6 @@ def cannot_prepare(error: OSError, path: Path) -> PrepareError:
         where=f"{error.filename or path}, on {socket.gethostname()}",
         remedy=remedy,
     )
-
-
-def _user(path: Path) -> str:
-    try:
-        return path.owner()
-    except KeyError:  # an account that this host does not have
-        return f"user {path.stat().st_uid}"
 
 
 Build = Callable[[Path], object]

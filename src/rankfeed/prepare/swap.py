@@ -55,11 +55,10 @@ def _new(control: Path, prefix: str) -> Path:
 def refuse_irreplaceable(path: Path, state: DirState, control: Path) -> None:
     """Check, before a long build, that its result can replace the directory, which moves to ``control``."""
     refuse_foreign_files(path, state)
-    reason = ""
     if os.path.ismount(path):
         reason = "a file system is mounted there"
-    elif state is not DirState.ABSENT:
-        reason = why_immovable(path, control)
+    else:
+        reason = "" if state is DirState.ABSENT else _why_immovable(path, control)
     if reason:
         raise PrepareError(
             "cannot replace the directory",
@@ -70,7 +69,7 @@ def refuse_irreplaceable(path: Path, state: DirState, control: Path) -> None:
         )
 
 
-def why_immovable(path: Path, control: Path) -> str:
+def _why_immovable(path: Path, control: Path) -> str:
     """Why a directory cannot be moved, by trying a move that always fails: onto a directory that is not empty."""
     full = _new(control, _GARBAGE)
     full.mkdir()

@@ -233,8 +233,7 @@ class Resampled(ShardedSamples):
 
     All ranks draw from one sequence: draw i of an epoch is a function of (seed, epoch, i), and i determines the
     rank. ``epoch_size`` counts the draws of the whole job, where WebDataset's ``with_epoch(n)`` counts those of
-    each worker. All other arguments are those of
-    :class:`ShardedSamples`.
+    each worker. All other arguments are those of :class:`ShardedSamples`.
 
     Args:
         epoch_size: draws in an epoch, over all ranks; None for as many as there are samples.
