@@ -3,18 +3,28 @@
 import os
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
 from rankfeed.cli.options import expand_options, option
 from rankfeed.cli.output import Json, show, show_findings
 
-StartMethod = Literal["fork", "spawn", "forkserver"]
-Allowed = Literal["shared", "shared-samples", "shared-batches", "replacement", "partial"]
+StartMethod = StrEnum("StartMethod", ["fork", "spawn", "forkserver"])
 _FACTORY_HELP = "Returns the loader; or FILE.py:FUNCTION."
 _METHODS_HELP = "May be repeated; fork and spawn if left out."
 _ALLOW_HELP = "Intended: ranks read the same samples, or batches; draws; a part in each epoch."
+
+
+class Allowed(StrEnum):
+    """What `examine` allows."""
+
+    SHARED = "shared"
+    SHARED_SAMPLES = "shared-samples"
+    SHARED_BATCHES = "shared-batches"
+    REPLACEMENT = "replacement"
+    PARTIAL = "partial"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +34,12 @@ class ExamineOptions:
     ranks: Annotated[int, option("N", "Processes that read the loader.", least=1)] = 2
     workers: Annotated[int, option("N", "num_workers of the function.", least=0)] = 2
     start_methods: Annotated[
-        list[StartMethod] | None, option("|".join(get_args(StartMethod)), _METHODS_HELP, "--start-method")
+        list[StartMethod] | None, option("|".join(StartMethod), _METHODS_HELP, "--start-method")
     ] = None
     epochs: Annotated[int, option("N", "Epochs that are read.", least=1)] = 3
     key: Annotated[str | None, option("KEY", "Ids: a path (id, 0.id, meta.k) or module:function.")] = None
     universe: Annotated[int | None, option("N", "Number of samples, if ids are 0 to N - 1.", least=1)] = None
-    allow: Annotated[list[Allowed] | None, option("|".join(get_args(Allowed)), _ALLOW_HELP)] = None
+    allow: Annotated[list[Allowed] | None, option("|".join(Allowed), _ALLOW_HELP)] = None
     timeout: Annotated[float, option("SECONDS", "Limit of the function and of a batch.")] = 60
     max_steps: Annotated[int, option("N", "Steps after which an epoch is cut.", least=1)] = 1000
     max_seconds: Annotated[float, option("SECONDS", "Time after which an epoch is cut.")] = 60
