@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.documented import BLOCK, ROOT, program_of
+from tests.support.marks import slow
 
 PROGRAMS = Path(__file__).parent / "support" / "programs.py"
 PAGES = [
@@ -42,7 +43,11 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [page if page.parent in (ROOT, ROOT / "docs") else slow(page) for page in PAGES],
+    ids=[str(page.relative_to(ROOT)) for page in PAGES],
+)
 def test_what_a_page_shows_runs(page: Path, runs: dict[Path, tuple[int, str]]) -> None:
     status, log = runs[page]
     assert status == 0, f"{page.relative_to(ROOT)}\n{log}"

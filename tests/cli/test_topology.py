@@ -135,7 +135,12 @@ TWO = [{"RANK": rank, "WORLD_SIZE": 2} for rank in (0, 1)]
 @pytest.mark.parametrize(
     ("places", "arguments", "words"),
     [
-        ([{"RANK": 0, "WORLD_SIZE": 3}, {"RANK": 1, "WORLD_SIZE": 3}], "--timeout 12", "rank 2 did not report"),
+        pytest.param(
+            [{"RANK": 0, "WORLD_SIZE": 3}, {"RANK": 1, "WORLD_SIZE": 3}],
+            "--timeout 12",
+            "rank 2 did not report",
+            marks=pytest.mark.slow,
+        ),
         pytest.param([{"RANK": 0, "WORLD_SIZE": 2}, {"RANK": 1}], "", "RANK=1", marks=pytest.mark.slow),
         pytest.param(TWO, "--folder data-0/rankfeed.json", "--folder", marks=pytest.mark.slow),
         (TWO, "--data data-RANK", "datasets differ"),

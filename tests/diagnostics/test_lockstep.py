@@ -102,12 +102,14 @@ def test_the_rank_at_fault_is_named_on_all_others_and_a_healthy_job_hears_nothin
     quiet(tmp_path, well)
 
 
+@pytest.mark.slow
 def test_rank_0_keeps_the_store_until_the_other_ranks_need_it_no_longer(tmp_path: Path) -> None:
     each = "healthy,0,3,2,6,slow store"
     played(tmp_path, 60, each)
     quiet(tmp_path, each)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_job_in_which_no_rank_waits_beyond_the_limit_hears_nothing(thorough: bool, tmp_path: Path) -> None:
     kinds = list(HEALTHY) if thorough else ["common pauses", "long evaluation", "pipeline", "native pauses"]

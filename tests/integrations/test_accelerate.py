@@ -161,8 +161,7 @@ def test_a_share_that_would_be_shared_out_again_is_an_error_on_every_rank(tmp_pa
 @pytest.mark.parametrize(
     "way",
     [
-        "ids",
-        slow("nodesplitter"),
+        *map(slow, ("ids", "nodesplitter")),
         *map(soak, ("stream in workers", "sharded samples")),
     ],
 )

@@ -134,7 +134,10 @@ def rows_of(batches: rf.Loader) -> Counter[int]:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(each, marks=pytest.mark.slow if each == "dataset in processes" else ()) for each in CASES],
+    [
+        pytest.param(each, marks=() if each in ("transform in threads", "dataset", "chunks") else pytest.mark.slow)
+        for each in CASES
+    ],
 )
 def test_what_a_handler_raises_at_any_call_reaches_the_caller_and_the_loader_still_works(
     name: str, tmp_path: Path, thorough: bool, monkeypatch: pytest.MonkeyPatch

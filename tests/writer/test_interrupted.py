@@ -237,6 +237,7 @@ def test_a_writer_begins_though_another_one_has_just_removed_the_staging_directo
     assert len(rf.write([{"x": 1}], tmp_path / "p", progress=False)) == 1
 
 
+@pytest.mark.slow
 def test_a_writer_that_was_killed_on_another_host_is_taken_over_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -307,7 +307,7 @@ def test_what_is_not_of_graphs_is_left_alone() -> None:
         *((kind, ("thread", 3)) for kind in ("memory", "transform", "disk", "pickled", "list")),
         # Each worker imports PyG, which takes long.
         pytest.param("memory", ("process", 2), marks=pytest.mark.soak),
-        ("disk", ("process", 2)),
+        pytest.param("disk", ("process", 2), marks=pytest.mark.slow),
     ],
     ids=str,
 )
