@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rankfeed._util.global_rng import preserve_rng_state, rng_states
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.layout import is_tensor
 from rankfeed.errors import SourceError
@@ -163,6 +162,8 @@ def _places(size: int) -> Sequence[int]:
 
 def digest_of_content(read: Callable[[], Sequence[Any]]) -> str:
     """Digest of some samples, if two reads of them agree and draw no random numbers; "" if it is not known."""
+    from rankfeed._util.global_rng import preserve_rng_state, rng_states  # imports torch
+
     with preserve_rng_state():
         before = rng_states()
         try:

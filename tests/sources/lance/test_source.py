@@ -242,7 +242,7 @@ column = "image" if way == "blobs" else "id"
 source = rf.open(path)
 expected = source.fetch(range(len(source)), [column])[column].rows()
 if way == "isolated":
-    process.forked_from_lance = lambda: True
+    lance_table.forked_from_lance = lambda: True
 
 
 def handler(*_):
