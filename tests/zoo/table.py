@@ -196,7 +196,9 @@ CASES = [
     Case("of_webdataset:workersplitter_off", (TWICE,)),
     Case("of_webdataset:five_shards", (UNEVEN,), workers=0, quick=True),
     Case("of_webdataset:three_shards", ("factory-raises",)),
-    Case("of_webdataset:five_shards_with_epoch", ("repeated-samples",), may=(MISSING, SAME_ORDER, UNSHARDED, PADDED)),
+    Case(
+        "of_webdataset:five_shards_with_epoch", ("repeated-samples",), may=(MISSING, SAME_ORDER, UNSHARDED, PADDED)
+    ),
     Case("of_webdataset:resampled", (DRAWN,)),
     Case("of_webdataset:wids_distributed"),
     Case("of_webdataset:wids_chunked", (UNSHARDED,)),
