@@ -155,7 +155,7 @@ def test_an_index_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pyt
     assert (other / "secret").read_text() == "secret"
 
 
-def test_nothing_is_packed_or_prepared_through_a_link(tmp_path: Path) -> None:
+def test_nothing_is_written_or_prepared_through_a_link(tmp_path: Path) -> None:
     other, data = tmp_path / "other", tmp_path / "data"
     other.mkdir()
     rf.write([{"x": 1}], data, progress=False)
@@ -169,7 +169,7 @@ def test_nothing_is_packed_or_prepared_through_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["staged", "shard"])
-def test_an_interrupted_pack_moves_no_file_from_or_to_elsewhere(end: str, tmp_path: Path) -> None:
+def test_an_interrupted_write_moves_no_file_from_or_to_elsewhere(end: str, tmp_path: Path) -> None:
     rf.write([{"x": 1}], tmp_path / "data", progress=False)
     staging = tmp_path / "data" / ".rankfeed-write"
     staging.mkdir()

@@ -195,7 +195,7 @@ def test_the_beginnings_of_another_write_are_refused_or_started_over(whole: Path
     assert contents(tmp_path / "p") == contents(whole / "source")
 
 
-def test_an_iterable_that_changed_in_between_is_packed_as_it_is_now(tmp_path: Path) -> None:
+def test_an_iterable_that_changed_in_between_is_written_as_it_is_now(tmp_path: Path) -> None:
     def broken() -> object:
         yield from ({"x": np.arange(i % 3)} for i in range(500))
         raise KeyError

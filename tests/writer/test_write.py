@@ -111,7 +111,7 @@ def test_a_script_without_a_main_guard_writes_with_workers(tmp_path: Path) -> No
         assert (done.returncode, done.stdout) == (0, "40\n"), done.stderr
 
 
-def test_a_dataset_of_the_running_script_is_packed_by_the_process_itself(tmp_path: Path) -> None:
+def test_a_dataset_of_the_running_script_is_written_by_the_process_itself(tmp_path: Path) -> None:
     code = (
         "import sys, rankfeed as rf\n"
         "class Squares:\n"
@@ -304,7 +304,7 @@ def test_errors_of_workers_arrive_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["array", "tensor"])
-def test_an_array_that_an_iterable_fills_again_and_again_is_packed_as_it_was(make: Any, tmp_path: Path) -> None:
+def test_an_array_that_an_iterable_fills_again_and_again_is_written_as_it_was(make: Any, tmp_path: Path) -> None:
     def rows() -> Iterator[dict[str, Any]]:
         values = make(3)
         for number in range(20):

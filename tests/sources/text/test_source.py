@@ -220,7 +220,7 @@ def test_numbers_that_json_lacks_are_read_as_arrow_reads_them(tmp_path: Path) ->
     np.testing.assert_array_equal([row["a"] for row in rf.open(path)], [np.nan, -np.inf, np.inf, 1])
 
 
-def test_large_text_is_refused_with_the_way_to_pack_it(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_text_is_refused_with_the_way_to_write_it(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_large(csv)
     monkeypatch.setattr(text_source, "LIMIT", 1000)
     assert is_large(csv)
