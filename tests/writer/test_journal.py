@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.values import column_of
 from tests.writer.test_interrupted import Killed, killed_at
@@ -237,6 +238,21 @@ def test_rows_whose_files_are_removed_before_the_commit_are_an_error(
         with pytest.raises(WriteError, match="are gone"):
             append(base)
     assert column_of(rf.open(base), "id") == [*range(100)]
+
+
+@pytest.mark.parametrize("surplus", [1, 7, 100])
+def test_a_journal_of_more_shards_than_its_manifest_has_is_discarded(
+    surplus: int, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_after(0, monkeypatch, lambda: append(base))
+    path = base / STAGING / "commit.json"
+    stored: Any = journal.read_record(path, journal.CommitJournal)
+    size = len(stored.manifest.shards) + surplus - len(stored.staged)
+    names = [*stored.staged, *(f"absent-{index}.arrow" for index in range(size))]
+    journal.write_record(path, msgspec.structs.replace(stored, staged=names))
+    assert not journal.complete_commit(base / STAGING, int)
+    assert not path.exists()
+    assert column_of(append(base), "id") == [*range(160)]
 
 
 def test_the_lease_is_held_until_nothing_else_is_staged(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

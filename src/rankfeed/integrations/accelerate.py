@@ -20,6 +20,7 @@ from rankfeed.integrations._compat import ActiveEpoch
 from rankfeed.loading import Loader
 from rankfeed.loading.device import to_device
 from rankfeed.plan import Cursor
+from rankfeed.sources import Source
 
 
 def accelerated(loader: Loader, accelerator: Any, *, checkpoint: bool = True) -> AcceleratedLoader:
@@ -117,9 +118,10 @@ class AcceleratedLoader:
         self.ended: Cursor | None = None
 
     @property
-    def dataset(self) -> Any:
+    def dataset(self) -> Source:
         """The source: its length is that of an epoch over all ranks."""
-        return self.loader.source
+        source: Source = self.loader.source
+        return source
 
     @property
     def sampler(self) -> Any:

@@ -79,7 +79,8 @@ def complete_commit(staging: Path, step: Callable[[], object]) -> bool:
         renames = [(staging / name, shard) for name, shard in zip(journal.staged, shards[first:], strict=False)]
         # Complete only the dataset that the commit began with, if each shard is at one of its two places.
         places = [(dest / shard.path, shard) for shard in committed] + renames
-        if committed != shards[:first] or not all(_exists(place, dest, shard, step) for place, shard in places):
+        is_begun = first >= 0 and committed == shards[:first]
+        if not is_begun or not all(_exists(place, dest, shard, step) for place, shard in places):
             path.unlink()
             return False
         for staged, shard in renames:

@@ -199,6 +199,9 @@ def test_what_a_wids_descriptor_says_is_checked(tmp_path: Path) -> None:
     says({"filesize": 1}, CorruptError, r"1 bytes[\s\S]*s\.tar")
     says({"url": "t.tar"}, SourceError, r"missing[\s\S]*t\.tar")
     says({"nsamples": "six"}, CorruptError, r"damaged[\s\S]*index\.json")
+    path.write_text(json.dumps({"wids_version": 1, "shardlist": None, "datasets": [{"shardlist": [good]}]}))
+    with pytest.raises(CorruptError, match=r"damaged[\s\S]*index\.json"):
+        rf.open(path)
     path.write_text(json.dumps({"wids_version": 2, "shardlist": [good]}))
     with pytest.raises(SourceError, match="unknown version"):
         rf.open(path)

@@ -181,14 +181,8 @@ def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) ->
 
 
 def _decompress(shard: str, copy: Path) -> None:
-    import pyarrow as pa  # opening other shards does not need it
-
     limit = _RATIO * os.path.getsize(shard) + _MORE_BYTES
-    openers: dict[str | None, Callable[[str], Any]] = {
-        "bzip2": bz2.open,
-        "xz": lzma.open,
-        "zstd": lambda shard: pa.input_stream(pa.OSFile(os.fsencode(shard)), compression="zstd"),
-    }
+    openers: dict[str | None, Callable[[str], Any]] = {"bzip2": bz2.open, "xz": lzma.open, "zstd": _open_zstd}
     opener = openers.get(compression_of(head(shard, 8)), gzip.open)
     try:
         with atomic_file(copy) as out, opener(shard) as file:
@@ -209,3 +203,9 @@ def _decompress(shard: str, copy: Path) -> None:
                 out.write(chunk)
     except OSError as error:
         raise not_writable("a decompressed copy", copy, error) from error
+
+
+def _open_zstd(shard: str) -> Any:
+    import pyarrow as pa  # takes long, and opening other shards does not need it
+
+    return pa.input_stream(pa.OSFile(os.fsencode(shard)), compression="zstd")

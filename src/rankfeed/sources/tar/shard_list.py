@@ -80,9 +80,11 @@ class _WidsDataset(msgspec.Struct):
 
 
 @decodable
-class _Wids(_WidsDataset, kw_only=True):
+class _Wids(msgspec.Struct):
     wids_version: int
+    shardlist: list[_WidsShard] = []
     datasets: list[_WidsDataset] = []
+    base: str | None = None
 
 
 def read_wids(path: str, *, check: bool = True) -> ShardList:
@@ -90,6 +92,7 @@ def read_wids(path: str, *, check: bool = True) -> ShardList:
     descriptor = read_json(path, _Wids)
     if descriptor.wids_version != 1:
         raise SourceError("an unknown version of wids", expected="1", found=descriptor.wids_version, where=path)
+    pairs = [(shard, descriptor.base) for shard in descriptor.shardlist]
     for component in descriptor.datasets:
         if component.shardlist is None:
             raise SourceError(
@@ -98,17 +101,18 @@ def read_wids(path: str, *, check: bool = True) -> ShardList:
                 where=path,
                 remedy="open that one; rankfeed.concat joins several",
             )
-    parts = descriptor, *descriptor.datasets
-    pairs = [(shard, part.base) for part in parts for shard in part.shardlist or ()]
+        pairs += [(shard, component.base) for shard in component.shardlist]
     if not pairs:
         raise SourceError("a wids descriptor names no shards", where=path)
-    described, shards = [shard for shard, _ in pairs], list[str]()
-    for shard, base in pairs:
+    described = [shard for shard, _ in pairs]
+    for shard in described:
         check_data_name(shard.url, path)  # also behind a base
-        name = f"{base}/{shard.url}" if base else shard.url
-        shards.append(resolve_data_name(os.path.dirname(os.path.abspath(path)), name, path))
-        if check:
-            check_shard_size(shards[-1], shard.filesize, path)
+    folder = os.path.dirname(os.path.abspath(path))
+    shards = [
+        resolve_data_name(folder, f"{base}/{shard.url}" if base else shard.url, path) for shard, base in pairs
+    ]
+    for place, shard in zip(shards, described, strict=True) if check else ():
+        check_shard_size(place, shard.filesize, path)
     return ShardList(
         shards,
         [shard.url for shard in described],
