@@ -46,7 +46,6 @@ def test_arguments_that_cannot_be_meant_end_with_status_2(tmp_path: Path) -> Non
     assert "names no function" in done.stderr
 
 
-@pytest.mark.slow
 def test_what_the_loader_prints_is_no_part_of_the_document(tmp_path: Path) -> None:
     """Of the factory, of workers, of their subprocesses, by print and by descriptor."""
     factory = f"{bad_factories.__file__}:prints"

@@ -108,7 +108,6 @@ def _is_running(pid: int) -> bool:
     return False
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_killed_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)

@@ -135,8 +135,8 @@ def rows_of(batches: rf.Loader) -> Counter[int]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(each, marks=() if each in ("transform in threads", "dataset", "chunks") else pytest.mark.slow)
-        for each in CASES
+        pytest.param(case, marks=() if case in ("transform in threads", "dataset", "chunks") else pytest.mark.slow)
+        for case in CASES
     ],
 )
 def test_what_a_handler_raises_at_any_call_reaches_the_caller_and_the_loader_still_works(

@@ -128,7 +128,6 @@ def test_errors_of_a_task_arrive_as_they_are(cluster: str, source: rf.Source, tm
         rf.write([{"x": 1}], tmp_path / "r", runner="ray", progress=False)
 
 
-@pytest.mark.slow
 def test_a_node_that_does_not_see_the_folder_is_named(
     cluster: str, source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -57,8 +58,19 @@ class _Command(typer.core.TyperCommand):
         return re.sub(r"^(  [A-Z:|]+) <(?:str|list\[str\])>", r"\1", super().get_help(ctx), flags=re.MULTILINE)
 
 
-for _module in (inspect, index, plan, prepare, write, verify, doctor, report, topology, demo):
-    _command = getattr(_module, _module.__name__.rpartition(".")[2])  # the function named like its module
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    inspect.inspect,
+    index.index,
+    plan.plan,
+    prepare.prepare,
+    write.write,
+    verify.verify,
+    doctor.doctor,
+    report.report,
+    topology.topology,
+    demo.demo,
+)
+for _command in _COMMANDS:
     # A line with \b keeps the lines of the following paragraph as they are.
     _help = inspection.cleandoc(_command.__doc__ or "").replace("\n\nExample:", "\n\n\b\nExample:")
     app.command(cls=_Command, help=_help)(_command)

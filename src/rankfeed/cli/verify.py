@@ -121,9 +121,10 @@ def _verify_run(folder: str, source: Any, *, ids: bool, as_json: bool) -> Verdic
             remedy="give the dataset as it was when the job ran; of a part of a split, leave --data out",
         )
     document = run.as_dict()
-    for loader, loader_document in zip(run.loaders, document["loaders"], strict=True) if ids else ():
-        for epoch, epoch_document in zip(loader.epochs, loader_document["epochs"], strict=True):
-            epoch_document["missing_ids"] = _missing_ids(loader, epoch, source)
+    if ids:
+        for loader, loader_document in zip(run.loaders, document["loaders"], strict=True):
+            for epoch, epoch_document in zip(loader.epochs, loader_document["epochs"], strict=True):
+                epoch_document["missing_ids"] = _missing_ids(loader, epoch, source)
     if as_json:
         show(document, as_json=True)
         return run.verdict

@@ -292,7 +292,9 @@ def check_format(format: str | None) -> None:
 def fitting_format(where: Paths, paths: list[str], format: str | None) -> str | None:
     """The same, of data whose paths are given."""
     for name in FORMATS if format is None else [format]:
+        if not paths or (FORMATS[name].is_single and paths != [where]):
+            continue
         with suppress(OSError):
-            if (not FORMATS[name].is_single or paths == [where]) and paths and FORMATS[name].is_format(paths):
+            if FORMATS[name].is_format(paths):
                 return name
     return None

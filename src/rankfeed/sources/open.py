@@ -105,21 +105,22 @@ def _call_reader(
     allowed = [name for name in parameters if name not in ("columns", *common)]
     for option in options:
         if option not in allowed:
-            remedy = None
-            if option == "split":
-                remedy = "leave split out: a split of this format is a folder, which is opened by its path"
-                folders = _data_folders(where, None) if isinstance(where, str) and os.path.isdir(where) else ()
-                if folders:
-                    remedy += f": {', '.join(os.path.join(str(where), folder) for folder in folders)}"
             raise ArgumentError(
                 f"{format.description} has no such option",
                 expected="one of " + ", ".join(allowed) if allowed else "no options",
                 found=option,
-                remedy=remedy,
+                remedy=_split_remedy(where) if option == "split" else None,
             )
     given = {name: value for name, value in common.items() if name in parameters}
     source: Source = reader(where, columns=columns, **given, **options)
     return source
+
+
+def _split_remedy(where: Paths) -> str:
+    """How to open a split of a format whose splits are folders."""
+    remedy = "leave split out: a split of this format is a folder, which is opened by its path"
+    folders = _data_folders(where, None) if isinstance(where, str) and os.path.isdir(where) else {}
+    return f"{remedy}: {', '.join(os.path.join(str(where), name) for name in folders)}" if folders else remedy
 
 
 def _unknown_format_error(where: Paths, paths: Sequence[str], format: str | None) -> SourceError:

@@ -47,11 +47,12 @@ def expand(where: Paths) -> list[str]:
         for path in [text] if os.path.exists(text) else braces(text):
             if os.path.exists(path):
                 paths.append(path)
-            elif matches := sorted(glob.glob(path, recursive=True), key=natural) if glob.has_magic(path) else []:
+            elif not glob.has_magic(path):
+                raise SourceError("no such file or folder", where=path, remedy=_escape_remedy(text))
+            elif matches := sorted(glob.glob(path, recursive=True), key=natural):
                 paths += matches
             else:
-                problem = "no file matches the pattern" if glob.has_magic(path) else "no such file or folder"
-                raise SourceError(problem, where=path, remedy=_escape_remedy(text))
+                raise SourceError("no file matches the pattern", where=path, remedy=_escape_remedy(text))
     data = [path for path in paths if not is_side_file(path)]
     if paths and not data:
         raise SourceError(

@@ -284,7 +284,7 @@ def test_a_forked_child_keeps_the_table_of_its_parent_and_opens_its_own(source: 
     with handle._lock:
         child = os.fork()
         if not child:
-            is_kept = any(each is table for each in lance_table._ABANDONED)
+            is_kept = any(kept is table for kept in lance_table._ABANDONED)
             os._exit(0 if is_kept and handle._open is None and not handle._lock.locked() else 1)
     assert os.waitpid(child, 0)[1] == 0
 

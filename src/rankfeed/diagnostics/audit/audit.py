@@ -249,9 +249,9 @@ class Universe:
         """Keys for people."""
         names: dict[Any, str] = {}
         if keys and isinstance(keys[0], bytes) and self.kind == "S":
-            for start, found in zip(range(0, self.size, _CHUNK), self.chunks(), strict=True):
-                for hit in np.flatnonzero(np.isin(found, np.array(keys, found.dtype))).tolist():
-                    names[found[hit]] = repr(self._values[start + hit])
+            for start, chunk in zip(range(0, self.size, _CHUNK), self.chunks(), strict=True):
+                for row in np.flatnonzero(np.isin(chunk, np.array(keys, chunk.dtype))).tolist():
+                    names[chunk[row]] = repr(self._values[start + row])
         return tuple(
             names.get(key, f"content {key[:8].hex()}" if isinstance(key, bytes) else str(key)) for key in keys
         )

@@ -155,9 +155,10 @@ def _facts(page: Page) -> str:
 def _charts(page: Page) -> list[dict[str, Any]]:
     """The charts of a page for a picture."""
     charts = []
-    for figure in [figure for section in page.sections for figure in section.figures]:
-        if figure.spec:
-            records = [dict(zip(figure.columns, row, strict=True)) for row in figure.rows]
-            title = {"text": _lines(figure.title), "subtitle": _lines(figure.caption)}
-            charts.append(figure.spec | {"width": _WIDTH, "title": title, "data": {"values": records}})
+    for section in page.sections:
+        for figure in section.figures:
+            if figure.spec:
+                records = [dict(zip(figure.columns, row, strict=True)) for row in figure.rows]
+                title = {"text": _lines(figure.title), "subtitle": _lines(figure.caption)}
+                charts.append(figure.spec | {"width": _WIDTH, "title": title, "data": {"values": records}})
     return charts

@@ -89,7 +89,7 @@ def _find_layout(where: Paths, root: str, paths: Sequence[str], allow_pickle: bo
             if is_series:
                 return "samples"  # reading the sample reports the error
             raise
-    no_samples, no_columns = _contradictions(headers)
+    no_samples, no_columns = _why_no_samples(headers), _why_no_columns(headers)
     if no_samples is None and (is_series or no_columns is not None):
         return "samples"
     if no_samples is None:
@@ -131,20 +131,23 @@ def _layout_of_one(where: Paths, path: str, allow_pickle: bool) -> Layout:
     )
 
 
-def _contradictions(headers: dict[str, Header]) -> tuple[str | None, str | None]:
-    """Why the arrays are not samples of one dataset, and why not columns of one table; None if they may be."""
-    no_samples = no_columns = None
+def _why_no_samples(headers: dict[str, Header]) -> str | None:
+    """Which array is unlike the others, if one is."""
     path, first = next(iter(headers.items()))
     for other, header in headers.items():
-        name, first_name = Path(other).name, Path(path).name
         same = len(header.shape) == len(first.shape) and header.shape[1:] == first.shape[1:]
         if not same or header.dtype.newbyteorder("=") != first.dtype.newbyteorder("="):
-            unlike = f"an array is unlike the others: {header} in {name}, {first} in {first_name}"
-            no_samples = no_samples or unlike
+            return f"an array is unlike the others: {header} in {Path(other).name}, {first} in {Path(path).name}"
+    return None
+
+
+def _why_no_columns(headers: dict[str, Header]) -> str | None:
+    """Which files cannot be columns of one table, if there are such files."""
+    path, first = next(iter(headers.items()))
+    for other, header in headers.items():
         if not header.shape:
-            no_columns = no_columns or f"there are no rows in {name}"
-        elif header.shape[:1] != first.shape[:1]:
-            no_columns = no_columns or f"{header.shape[0]} rows in {name}, {first.shape[0]} in {first_name}"
-    if len({column_name(other) for other in headers}) < len(headers):
-        no_columns = no_columns or "two files have the same name"
-    return no_samples, no_columns
+            return f"there are no rows in {Path(other).name}"
+        if header.shape[0] != first.shape[0]:
+            return f"{header.shape[0]} rows in {Path(other).name}, {first.shape[0]} in {Path(path).name}"
+    names = {column_name(other) for other in headers}
+    return None if len(names) == len(headers) else "two files have the same name"

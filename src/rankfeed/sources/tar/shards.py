@@ -73,8 +73,9 @@ class ShardSet:
 
     def _count(self) -> None:
         #: int64, samples of each shard that are not left out.
-        samples = (len(self._kept.get(index, range(entry.samples))) for index, entry in enumerate(self.summaries))
-        self.counts = np.fromiter(samples, np.int64)
+        self.counts = np.array([summary.samples for summary in self.summaries], np.int64)
+        for shard_number, rows in self._kept.items():
+            self.counts[shard_number] = len(rows)
         #: int64 [shards + 1], first sample id of each shard, and their number at the end.
         self.starts = starts_of(self.counts)
 

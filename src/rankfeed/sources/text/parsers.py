@@ -269,15 +269,18 @@ class CsvParser(TextParser):
         for row in np.flatnonzero(np.asarray(is_long)).tolist():
             value = column[row].as_py()
             if _INTEGER.fullmatch(value) and is_rounded(value):
-                content = StringIO(text.content.decode(errors="replace"))
-                reader = csv_reader(content, delimiter=self._delimiter_of(text.path))
-                row += names is None  # the header
-                line = f"row {row}"
-                with suppress(CsvError, StopIteration):
-                    lines = (reader.line_num for values in reader if values)
-                    line = f"line {next(islice(lines, row, None)) + text.first_line - 1}"
-                yield line, field.name or UNNAMED, value
+                yield self._line_of_row(text, row + (names is None)), field.name or UNNAMED, value
                 return
+
+    def _line_of_row(self, text: Text, row: int) -> str:
+        """The line in which a row ends, for error messages; the header is a row."""
+        content = StringIO(text.content.decode(errors="replace"))
+        reader = csv_reader(content, delimiter=self._delimiter_of(text.path))
+        try:
+            lines = (reader.line_num for values in reader if values)
+            return f"line {next(islice(lines, row, None)) + text.first_line - 1}"
+        except (CsvError, StopIteration):
+            return f"row {row}"
 
     def _delimiter_of(self, path: str) -> str:
         if self._delimiter is not None:

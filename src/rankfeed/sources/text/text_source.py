@@ -283,9 +283,7 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
                 both = [pa.schema([(name, one)]) for one in (kind, other)]
                 kind = pa.unify_schemas(both, promote_options="permissive").field(0).type
             except pa.ArrowException as error:
-                # A column inside this one, or its mask, needs this one.
-                chosen = [name] if columns is None else [column.removesuffix(VALID) for column in columns]
-                if name in (columns or chosen) or any(f"{path}.".startswith(f"{name}.") for path in chosen):
+                if columns is None or any(_contains(name, column) for column in columns):
                     raise SourceError(
                         "the files differ in their columns",
                         expected=f"no column {name!r}" if kind is None else f"{name}: {kind} as in {paths[0]}",
@@ -298,6 +296,11 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
         else:
             common[name] = kind
     return pa.schema(list(common.items()))
+
+
+def _contains(name: str, column: str) -> bool:
+    """Whether a field, or the mask of one, is in a column of this name."""
+    return f"{column.removesuffix(VALID)}.".startswith(f"{name}.") or column == name
 
 
 def _cast(table: Any, fields: Sequence[Any], path: str) -> Any:
