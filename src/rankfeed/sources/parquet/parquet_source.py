@@ -111,16 +111,11 @@ class ParquetSource(ChunkedSource):
         share = len([name for name in fields if name in own]) / len(own)
         row_bytes = _row_bytes(fields.values())
         #: Rows and approximate decoded bytes of each row group of each file.
-        self._groups = [
-            (
-                footer.rows,
-                [
-                    int(max(rows * row_bytes, size * share))
-                    for rows, size in zip(footer.rows, footer.nbytes, strict=True)
-                ],
-            )
-            for footer in footers
-        ]
+        self._groups: list[tuple[tuple[int, ...], list[int]]] = []
+        for footer in footers:
+            groups = zip(footer.rows, footer.nbytes, strict=True)
+            sizes = [int(max(rows * row_bytes, size * share)) for rows, size in groups]
+            self._groups.append((footer.rows, sizes))
         self._most_part_bytes = _PART_BYTES
         if sum(sum(sizes) for _, sizes in self._groups) > cache_bytes:
             self._most_part_bytes = min(_PART_BYTES, max(_LEAST_PART_BYTES, cache_bytes // _PARTS_IN_CACHE))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -18,7 +18,7 @@ from rankfeed.columns.columns import ColumnBuffer
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
 from rankfeed.sources.arrow.arrow_columns import NULL_REMEDY
-from rankfeed.sources.arrow.types import storage_type
+from rankfeed.sources.arrow.types import VALID, Nulls, storage_type
 from rankfeed.sources.formats import PARQUET_SUFFIXES, is_parquet_file
 from rankfeed.sources.paths import Paths, check_utf8, expand, files_in
 
@@ -91,12 +91,7 @@ class Partitions:
     by :meth:`check`.
     """
 
-    def __init__(
-        self,
-        files: Sequence[PartitionedFile],
-        own: Collection[str],
-        nulls: Literal["error", "mask"] = "error",
-    ) -> None:
+    def __init__(self, files: Sequence[PartitionedFile], own: Collection[str], nulls: Nulls) -> None:
         self._paths = [file.path for file in files]
         self._nulls = nulls
         names = [key for key, _ in files[0].keys]
@@ -133,7 +128,7 @@ class Partitions:
             if name not in own:
                 self.fields[name] = Field("dense", "int64") if self._is_integer[name] else Field("str")
                 if nulls == "mask":
-                    self.fields[f"{name}_valid"] = Field("dense", "bool")
+                    self.fields[name + VALID] = Field("dense", "bool")
 
     def _check_spelling(self, name: str) -> None:
         """Refuse two directory names that are the same number (``y=01`` and ``y=1``)."""
@@ -154,7 +149,7 @@ class Partitions:
 
     def column(self, name: str, file: int, rows: int) -> ColumnBuffer:
         if name not in self._texts:
-            return ColumnBuffer(np.full(rows, self._texts[name.removesuffix("_valid")][file] is not None))
+            return ColumnBuffer(np.full(rows, self._texts[name.removesuffix(VALID)][file] is not None))
         text = self._texts[name][file]
         if text is None and self._nulls == "error":
             raise SourceError(
