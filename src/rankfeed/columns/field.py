@@ -66,6 +66,12 @@ class Field:
         ragged = dims[:1] == ["*"]
         return cls("ragged" if ragged else "dense", dtype.name, tuple(map(int, dims[ragged:])))
 
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape is a row."""
+        if self.kind == "ragged":
+            return len(shape) > 0 and shape[1:] == self.shape
+        return self.kind == "object" or shape == self.shape
+
     def row_bytes(self) -> int:
         """Bytes of a row; if rows differ in length, of an element."""
         if self.kind not in ("dense", "ragged"):

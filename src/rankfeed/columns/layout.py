@@ -321,7 +321,7 @@ def fit_values(values: Sequence[Any], leaf: Leaf, path: Path = ()) -> Sequence[A
             fits = convert_exactly(numbers, dtype) if exact else None
             if fits is not None:
                 return fits
-    if all(type(value) is np.ndarray and value.dtype == dtype and _has_shape(field, value) for value in values):
+    if all(type(value) is np.ndarray and value.dtype == dtype and field.accepts(value.shape) for value in values):
         return values
     name, arrays = dotted_name(path), []
     for row, value in enumerate(values):
@@ -329,15 +329,9 @@ def fit_values(values: Sequence[Any], leaf: Leaf, path: Path = ()) -> Sequence[A
             arrays.append(as_array(name, value))
         except ArgumentError as error:
             raise _misfit(path, "value", leaf, error.found, row) from error
-    if all(array.dtype == dtype and _has_shape(field, array) for array in arrays):
+    if all(array.dtype == dtype and field.accepts(array.shape) for array in arrays):
         return arrays
     return [_fit_array(values[row], array, leaf, path, row) for row, array in enumerate(arrays)]
-
-
-def _has_shape(field: Field, array: Array) -> bool:
-    if field.kind == "ragged":
-        return array.ndim > 0 and array.shape[1:] == field.shape
-    return field.kind == "object" or array.shape == field.shape
 
 
 def _fit_array(value: Any, array: Array, leaf: Leaf, path: Path, row: int) -> Array:
@@ -345,9 +339,9 @@ def _fit_array(value: Any, array: Array, leaf: Leaf, path: Path, row: int) -> Ar
     if field.kind == "ragged" and isinstance(value, list) and array.shape == (0,):
         return np.empty((0, *field.shape), dtype)
     actual = str(Field("dense", array.dtype.name, array.shape))
-    if not _has_shape(field, array):
+    if not field.accepts(array.shape):
         ragged = Field("ragged", field.dtype, field.shape[1:])
-        if field.kind == "dense" and field.shape and _has_shape(ragged, array):
+        if field.kind == "dense" and field.shape and ragged.accepts(array.shape):
             raise _misfit(path, "ragged", leaf, actual, row, becomes=ragged)
         raise _misfit(path, "list", leaf, actual, row)
     converted = None if leaf.guessed and array.size and array.dtype != dtype else convert_exactly(array, dtype)

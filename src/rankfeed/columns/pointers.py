@@ -124,8 +124,8 @@ class RowPointers:
             numbers += np.concatenate([np.zeros(len(p), np.int32) if p.part is None else p.part for p in parts])
 
         def place(row: int) -> str:
-            index, at = locate(slots, row)
-            return parts[index].place_of(at)
+            places = zip(parts, (np.flatnonzero(rows == row) for rows in slots), strict=True)
+            return next(part.place_of(int(at[0])) for part, at in places if len(at))
 
         order = [np.concatenate([array for array in slots if array is not None])]
         first = put([part.first if part.step == step else part.first * part.step for part in parts], order)
@@ -401,14 +401,6 @@ def put(values: Sequence[Array], slots: Sequence[Int64 | None]) -> Array:
     out = np.empty_like(joined)
     out[np.concatenate([rows for rows in slots if rows is not None])] = joined
     return out
-
-
-def locate(slots: Sequence[Int64 | None], row: int) -> tuple[int, int]:
-    """The part that a row is in, and its position there, where ``slots`` are as in `put`."""
-    if slots[0] is None:
-        return 0, row
-    places = (np.flatnonzero(rows == row) for rows in slots)
-    return next((index, int(at[0])) for index, at in enumerate(places) if len(at))
 
 
 @cache

@@ -9,7 +9,16 @@ import numpy.typing as npt
 
 from rankfeed._util.validate import check_columns_option, check_names, invalid
 from rankfeed.columns.chunk_groups import by_chunk
-from rankfeed.columns.columns import Column, Columns, Dense, Objects, PointedColumn, Ragged, column_from_parts
+from rankfeed.columns.columns import (
+    Column,
+    Columns,
+    Dense,
+    Objects,
+    PointedColumn,
+    Ragged,
+    column_from_parts,
+    empty_column,
+)
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import element_shape
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
@@ -20,7 +29,6 @@ from rankfeed.sources.source import (
     SourceView,
     check_columns,
     check_ids,
-    empty_column,
     from_difference,
     starts_of,
     with_derived,

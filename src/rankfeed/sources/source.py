@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rankfeed._util.progress import progress_bar
 from rankfeed._util.trainer import refuse_trainer_without_mixin
 from rankfeed._util.validate import check_bool, check_int, check_int_array, check_names
-from rankfeed.columns.columns import Column, ColumnBuffer, Columns, column_from_parts
+from rankfeed.columns.columns import Column, Columns
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import Layout
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, describe_error, safe_str
@@ -296,6 +296,7 @@ class SourceView(Source):
         self.supports_batched_getitem = bool(user) and all(user)  # otherwise each sample is seeded
         self.runs_user_code = bool(user)
         self.derived = {name: others for source in sources for name, others in source.derived.items()}
+        self.logical_types = {name: kind for source in sources for name, kind in source.logical_types.items()}
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
@@ -343,10 +344,6 @@ class SourceView(Source):
                 ragged |= {name for name, field in source.fields.items() if field.kind == "ragged"}
         layout = declarations[0].layout if all(declaration == declared[0] for declaration in declared) else None
         return Declared(declarations[0].what, declarations[0].call, layout, tuple(sorted(ragged)))
-
-    @cached_property
-    def logical_types(self) -> LogicalTypes:  # type: ignore[override]
-        return {name: kind for source in self.sources for name, kind in source.logical_types.items()}
 
     def check_unchanged(self, *, at_intervals: bool = False) -> None:
         for source in self.sources:
@@ -638,20 +635,10 @@ def check_same_data(actual: str, expected: str, where: object) -> None:
 
 def starts_of(counts: npt.ArrayLike) -> Int64:
     """First index of each chunk, and the total at the end: int64 [chunks + 1]."""
-    counts = np.asarray(counts, np.int64)
-    starts = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=starts[1:])
-    return starts
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def even_blocks(rows: int, block_rows: int) -> Int64:
     """Blocks of ``block_rows`` rows; the last one has the remainder."""
     block_rows = max(1, min(rows, block_rows))
     return np.diff(np.append(np.arange(0, rows, block_rows), rows))
-
-
-def empty_column(field: Field) -> Column:
-    """A column without rows."""
-    values = np.empty((0, *field.shape), field.dtype or (object if field.kind == "object" else np.uint8))
-    offsets = None if field.kind in ("dense", "object") else np.zeros(1, np.int64)
-    return column_from_parts(field, [ColumnBuffer(values, offsets).part(np.empty(0, np.int64))])

@@ -33,7 +33,6 @@ from rankfeed.sources.source import (
     check_columns,
     check_ids,
     class_labels,
-    empty_column,
     probe_ids,
 )
 from rankfeed.storage.checksum import digest_of
@@ -158,8 +157,6 @@ class TorchDatasetSource(Source):
         names = check_columns(columns, fields)
         ids = check_ids(sample_ids, self._length)
         samples = self.samples(ids, columns)
-        if not samples:
-            return Columns({name: empty_column(fields[name]) for name in names}, 0)
         try:
             layout = Branch(dict, {name: leaf_of_field(fields[name]) for name in names})
             made = map_leaves(samples, layout, lambda leaf, path, values: make_column(path[0], values, leaf.field))

@@ -64,9 +64,7 @@ class Header:
 
     def fits(self, field: Field) -> bool:
         """Whether the array is a row of a dense or ragged column."""
-        shape = self.shape[1:] if field.kind == "ragged" else self.shape
-        same_rank = field.kind != "ragged" or len(self.shape) == len(field.shape) + 1
-        return self.dtype.name == field.dtype and shape == field.shape and same_rank
+        return self.dtype.name == field.dtype and field.accepts(self.shape)
 
 
 def read_header(

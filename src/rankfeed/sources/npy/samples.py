@@ -7,13 +7,13 @@ from typing import Literal
 
 import numpy as np
 
-from rankfeed.columns.columns import Bytes, Column, Dense, Objects, Ragged
+from rankfeed.columns.columns import Bytes, Column, Dense, make_column
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError, printable
 from rankfeed.sources.formats import NUMPY_SUFFIXES, nested_array
 from rankfeed.sources.npy.arrays import ARRAY, Array, Header, load_arrays, read_headers
 from rankfeed.sources.paths import Paths, common_root, escape, expand, files_in, label
-from rankfeed.sources.source import Int64, Source, check_columns, class_labels, empty_column, even_blocks
+from rankfeed.sources.source import Int64, Source, check_columns, class_labels, even_blocks
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
 
@@ -126,7 +126,7 @@ class NumpySamplesSource(Source):
             for sample_id in ids.tolist():  # completely read by now
                 self.files.check(sample_id)
             for name in stored:
-                columns[name] = _column(self.fields[name], [sample[name] for sample in samples])
+                columns[name] = make_column(name, [sample[name] for sample in samples], self.fields[name])
         return {name: columns[name] for name in names}
 
     def _read(self, sample_id: int, names: list[str]) -> dict[str, Array]:
@@ -164,16 +164,6 @@ def _field(header: Header, varies: bool) -> Field:
     if varies and header.shape:
         return Field("ragged", header.dtype.name, header.shape[1:])
     return Field("dense", header.dtype.name, header.shape)
-
-
-def _column(field: Field, rows: list[Array]) -> Column:
-    if field.kind == "object":
-        return Objects(rows)
-    if not rows:
-        return empty_column(field)
-    if field.kind == "dense":
-        return Dense.of(np.stack(rows, dtype=np.dtype(field.dtype)))
-    return Ragged.of([row.astype(field.dtype, copy=False) for row in rows])
 
 
 def numpy_files(where: Paths, *, recursive: bool = False) -> tuple[str, list[str]]:

@@ -8,7 +8,6 @@ plain containers and the classes that PyG registers, and refuses everything else
 import errno
 import os
 import pickle
-import sys
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
@@ -86,6 +85,7 @@ class PyGSource(Source):
                 found=type(dataset).__name__,
                 remedy="give a map-style Dataset; for a stream, use rf.split",
             ) from error
+        self.runs_user_code = self._reader.runs_user_code
         self.supports_batched_getitem = self._reader.supports_batched_getitem
         if self._reader.path is not None:
             self.files = DataFiles([self._reader.path])
@@ -93,10 +93,6 @@ class PyGSource(Source):
         self._indices = compose(self._reader.indices, subset, length)
         blocks = np.array([length if self._indices is None else len(self._indices)], np.int64)
         self._init_samples(type(dataset).__name__, {"": Field("object")}, blocks)
-
-    @property
-    def runs_user_code(self) -> bool:  # type: ignore[override]
-        return self._reader.runs_user_code
 
     @cached_property
     def _identity(self) -> list[bytes] | None:
@@ -152,9 +148,7 @@ def check_no_columns(columns: Sequence[str] | None) -> None:
 
 
 def is_graphs(dataset: Any) -> bool:
-    """Whether a dataset has graphs; does not import PyTorch Geometric."""
-    if "torch_geometric" not in sys.modules:
-        return False
+    """Whether a dataset has graphs."""
     from torch.utils.data import ConcatDataset, Subset
     from torch_geometric.data import Dataset
     from torch_geometric.data.data import BaseData

@@ -16,7 +16,7 @@ from rankfeed.columns.pointers import RowPointers
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, UnsafeError, safe_repr
 from rankfeed.sources.npy.arrays import check_size, read_header
 from rankfeed.sources.scattered import ByteSlices, decode_each, place_of, undecodable
-from rankfeed.sources.source import Int64, check_columns, empty_column
+from rankfeed.sources.source import Int64, check_columns
 from rankfeed.sources.tar.decoders import Decoder, decoder_of
 from rankfeed.sources.tar.shards import Missing, Shard, ShardSet
 from rankfeed.sources.tar.tar_index import first_dot_remedy
@@ -88,8 +88,6 @@ def _column_of_values(field: Field, values: list[Any], extension: str, members: 
     """A column of decoded values, None for a missing member; a SourceError if a value does not fit."""
     if field.kind == "object":
         return Objects(values)
-    if not values:
-        return empty_column(field)
     shape = (0, *field.shape) if field.kind == "ragged" else field.shape
     missing: Any = {"str": "", "bytes": b""}.get(field.kind, np.zeros(shape, field.dtype or None))
     try:
