@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import accumulate, pairwise
@@ -400,7 +400,7 @@ def columns_from_buffers(
 _is_plain, _memory, _numpy_dtype = attrgetter("is_plain"), attrgetter("memory"), cache(np.dtype)
 
 
-class Columns(Mapping[str, Column]):
+class Columns(dict[str, Column]):
     """The columns of a batch by name, all with the same number of rows.
 
     Examples:
@@ -410,7 +410,7 @@ class Columns(Mapping[str, Column]):
     """
 
     def __init__(self, columns: Mapping[str, Column], num_rows: int, *, as_dicts: bool = True) -> None:
-        self._columns = dict(columns)
+        super().__init__(columns)
         self.num_rows = num_rows
         self.as_dicts = as_dicts
 
@@ -445,23 +445,10 @@ class Columns(Mapping[str, Column]):
         }
         return cls(columns, len(samples))
 
-    def __getitem__(self, name: str) -> Column:
-        return self._columns[name]
-
-    def items(self) -> ItemsView[str, Column]:
-        """Names and columns; those of a dict are faster than those of a Mapping."""
-        return self._columns.items()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
     @property
     def num_files(self) -> int:
         """Number of files that the rows point into, which stay open meanwhile."""
-        pointed = [column.pointers for column in self._columns.values() if isinstance(column, PointedColumn)]
+        pointed = [column.pointers for column in self.values() if isinstance(column, PointedColumn)]
         return len({descriptor for pointers in pointed for descriptor in pointers.descriptors})
 
     def advise(self, *, drop: bool = False) -> int:
@@ -470,7 +457,7 @@ class Columns(Mapping[str, Column]):
         Rows smaller than a page, on average, are not read: the kernel does so around each, at less cost.
         """
         nbytes = 0
-        for column in self._columns.values():
+        for column in self.values():
             if isinstance(column, PointedColumn) and (drop or column.nbytes >= len(column) * mmap.PAGESIZE):
                 column.pointers.advise(drop=drop)
                 nbytes += column.nbytes
@@ -478,17 +465,17 @@ class Columns(Mapping[str, Column]):
 
     def slice(self, first: int, last: int) -> Columns:
         """Consecutive rows."""
-        columns = {name: column.slice(first, last) for name, column in self._columns.items()}
+        columns = {name: column.slice(first, last) for name, column in self.items()}
         return Columns(columns, last - first, as_dicts=self.as_dicts)
 
     def samples(self) -> list[Any]:
         """Each row as a sample: a dict, unless samples are something else."""
         if not self.as_dicts:
-            return list(self._columns[""].rows())
-        rows = [column.rows() for column in self._columns.values()]
+            return list(self[""].rows())
+        rows = [column.rows() for column in self.values()]
         if not rows:
             return [{} for _ in range(self.num_rows)]
-        return [dict(zip(self._columns, row, strict=True)) for row in zip(*rows, strict=True)]
+        return [dict(zip(self, row, strict=True)) for row in zip(*rows, strict=True)]
 
 
 def _column_of_arrays(values: Sequence[Any]) -> Column | None:
