@@ -173,7 +173,7 @@ def _has_only_numbers(value: Any) -> bool:
 def infer_layout(samples: Iterable[Any], fields: Fields | None = None, *, loose: bool = False) -> Layout:
     """The common layout of several samples (at least one).
 
-    ``known`` are fields declared as ragged or as objects; ``loose`` makes arrays that differ in more than their
+    ``fields`` are those declared as ragged or as objects; ``loose`` makes arrays that differ in more than their
     first dimension a list of arrays. Raises Mismatch, with the sample's ``row``, if none holds all without loss.
     """
     layout: Layout | None = None
@@ -232,11 +232,8 @@ def _join_numbers(one: Leaf, other: Leaf, path: Path, loose: bool) -> Leaf:
     if one.how == other.how == "tensor":
         if (a.kind, a.shape) == (b.kind, b.shape):
             return Leaf(replace(a, dtype=dtype))
-        inner, its_inner = element_shape(a), element_shape(b)
-        if one == _EMPTY_LIST:
-            inner = its_inner
-        elif other == _EMPTY_LIST:
-            its_inner = inner
+        inner = element_shape(b if one == _EMPTY_LIST else a)
+        its_inner = element_shape(a if other == _EMPTY_LIST else b)
         if inner is not None and inner == its_inner:
             return Leaf(Field("ragged", dtype, inner))
     if loose:

@@ -116,9 +116,10 @@ class RowPointers:
         """The rows of several parts at the positions ``slots`` (None for all rows of a single part, in order)."""
         if slots[0] is None:
             return parts[0]
-        step = parts[0].step if len({part.step for part in parts}) == 1 else 1
-        memory = [piece for part in parts for piece in part.memory]
-        before = np.cumsum([0, *(len(part.memory) for part in parts[:-1])], dtype=np.int32)
+        tables = [part._table for part in parts]
+        step = tables[0].step if len({table.step for table in tables}) == 1 else 1
+        memory = [piece for table in tables for piece in table.memory]
+        before = np.cumsum([0, *(len(table.memory) for table in tables[:-1])], dtype=np.int32)
         numbers = before.repeat([len(part) for part in parts])
         if len(memory) > len(parts):
             numbers += np.concatenate([np.zeros(len(p), np.int32) if p.part is None else p.part for p in parts])
@@ -128,15 +129,16 @@ class RowPointers:
             return next(part.place_of(int(at[0])) for part, at in places if len(at))
 
         order = [np.concatenate([array for array in slots if array is not None])]
-        first = put([part.first if part.step == step else part.first * part.step for part in parts], order)
+        firsts = [part.first if part._table.step == step else part.first * part._table.step for part in parts]
+        first = put(firsts, order)
         lengths = put([np.ones(len(p), np.int64) if p.lengths is None else p.lengths for p in parts], order)
         return cls(memory, first, lengths, parts[0].width, put([numbers], order), place, step)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        place = self._table.place
+        table, place = self._table, self._table.place
         if place is not None and self._at:
             place = partial(_place_after, place, self._at)
-        return RowPointers, (self.memory, self.first, self.lengths, self.width, self.part, place, self.step)
+        return RowPointers, (table.memory, self.first, self.lengths, table.width, self.part, place, table.step)
 
     def __len__(self) -> int:
         return self._count
@@ -146,11 +148,6 @@ class RowPointers:
         rows = RowPointers.__new__(RowPointers)
         rows._table, rows._at, rows._count = self._table, self._at + first, last - first
         return rows
-
-    @property
-    def memory(self) -> Sequence[Memory]:
-        """The arrays that rows are in."""
-        return self._table.memory
 
     @property
     def first(self) -> Int64:
@@ -168,11 +165,6 @@ class RowPointers:
         """In which array each row is: int32 [rows]; None for the first."""
         part = self._table.part
         return None if part is None else part[self._at : self._at + self._count]
-
-    @property
-    def step(self) -> int:
-        """Bytes that ``first`` counts."""
-        return self._table.step
 
     @property
     def width(self) -> int:
@@ -199,7 +191,8 @@ class RowPointers:
         sizes = self._sizes()
         self._check_bounds(sizes)  # before memory is allocated for them
         strings = list(map(_new_bytes(), repeat(None), sizes.tolist()))
-        rows = RowPointers(self.memory, self.first, sizes, 1, self.part, self.place_of, self.step)
+        table = self._table
+        rows = RowPointers(table.memory, self.first, sizes, 1, self.part, self.place_of, table.step)
         offsets = np.fromiter(map(id, strings), np.int64, len(strings)) + _BYTES_OFFSET
         rows._copy_to(0, offsets, _ANYWHERE, strings, copies)
         return strings
@@ -274,10 +267,10 @@ class RowPointers:
 
     def _check_bounds(self, sizes: Int64) -> None:
         """What the native function checks of each row before it copies it."""
-        limits, first = self._of_part(1), self.first
-        bad = (first < 0) | (sizes < 0) | (sizes > limits - first * self.step)
-        if self.step > 1:  # the product may overflow
-            bad |= first > limits // self.step
+        limits, first, step = self._of_part(1), self.first, self._table.step
+        bad = (first < 0) | (sizes < 0) | (sizes > limits - first * step)
+        if step > 1:  # the product may overflow
+            bad |= first > limits // step
         if bad.any():
             raise self._error(int(np.argmax(bad)), _OUT_OF_BOUNDS, 0)
 
@@ -300,7 +293,7 @@ class RowPointers:
             return IndexError(f"a row does not fit into {stride} bytes")
         if fault == _OUT_OF_BOUNDS:
             part = self.part
-            memory = self.memory[0 if part is None else int(part[row])]
+            memory = self._table.memory[0 if part is None else int(part[row])]
             return IndexError(f"a row is not within an array of {len(memory.array)} elements")
         return CorruptError(
             "a file was truncated while it was in use",
@@ -415,7 +408,7 @@ def _copy_each(rows: RowPointers, address: int, offsets: Int64 | None, stride: i
     """What the native function does."""
     sizes = rows._sizes()
     rows._check_bounds(sizes)
-    sources = rows._of_part(0) + rows.first * rows.step
+    sources = rows._of_part(0) + rows.first * rows._table.step
     rows._check_files()
     count = len(sizes)
     targets = np.arange(count + 1) * stride if offsets is None else offsets * rows.width

@@ -216,7 +216,7 @@ def head(path: str | os.PathLike[str], size: int) -> bytes:
 
 
 def check_utf8(path: str, where: str, description: str) -> None:
-    """Refuse a path that is not UTF-8, if a library or a column needs text; ``what`` describes it."""
+    """Refuse a path that is not UTF-8, if a library or a column needs text; ``description`` names it."""
     try:
         path.encode()
     except UnicodeEncodeError as error:

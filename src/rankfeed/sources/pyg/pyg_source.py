@@ -27,7 +27,7 @@ from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeErro
 from rankfeed.sources.formats import graph_files, processed_folder
 from rankfeed.sources.paths import check_utf8
 from rankfeed.sources.pyg.batch import join_graphs
-from rankfeed.sources.pyg.readers import GraphReader, Graphs, check_types, compose, reader_of
+from rankfeed.sources.pyg.readers import GraphReader, Graphs, check_types, compose, reader_of, stored_slices
 from rankfeed.sources.source import Int64, Source
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
@@ -278,22 +278,15 @@ def _load(path: str, allow_pickle: bool) -> Any:
 
 def _check_slices(data: Any, slices: dict[Any, Any] | None) -> None:
     """Raise a ValueError unless slices agree in number, rise, and end inside their attribute."""
-    if slices is None:
-        return
-    for store in data.stores:
-        counts: dict[int, str] = {}
-        own_slices = slices if store._key is None else slices.get(store._key, {})
-        for name, cuts in own_slices.items():
-            if not isinstance(cuts, torch.Tensor) or name not in store:
-                continue
-            value = store[name]
-            size = len(value)
-            if isinstance(value, torch.Tensor) and not value.is_sparse:
-                size = value.size(data.__cat_dim__(name, value, store) or 0)
-            if cuts.dim() != 1:
-                continue  # adjacency matrices are cut along two dimensions
-            if len(cuts) < 2 or int(cuts[0]) < 0 or bool((cuts.diff() < 0).any()) or int(cuts[-1]) > size:
-                raise ValueError(f"slices of {name!r} do not rise from 0 to {size}")
-            counts.setdefault(len(cuts) - 1, name)
-        if len(counts) > 1:
-            raise ValueError(f"attributes are of different numbers of graphs: {counts}")
+    counts: dict[Any, dict[int, str]] = {}
+    for store, name, cuts in stored_slices(data, slices):
+        value = store[name]
+        size = len(value)
+        if isinstance(value, torch.Tensor) and not value.is_sparse:
+            size = value.size(data.__cat_dim__(name, value, store) or 0)
+        if len(cuts) < 2 or int(cuts[0]) < 0 or bool((cuts.diff() < 0).any()) or int(cuts[-1]) > size:
+            raise ValueError(f"slices of {name!r} do not rise from 0 to {size}")
+        own_counts = counts.setdefault(store._key, {})
+        own_counts.setdefault(len(cuts) - 1, name)
+        if len(own_counts) > 1:
+            raise ValueError(f"attributes are of different numbers of graphs: {own_counts}")

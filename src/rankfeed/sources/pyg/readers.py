@@ -193,17 +193,21 @@ def reader_of(dataset: Any) -> GraphReader:
     return GraphReader(dataset)
 
 
+def stored_slices(data: Any, slices: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
+    """Store, name and slices of each attribute; adjacency matrices, cut along two dimensions, are left out."""
+    for store in data.stores if slices is not None else ():
+        own_slices = slices if store._key is None else slices.get(store._key, {})
+        for name, cuts in own_slices.items():
+            if isinstance(cuts, torch.Tensor) and cuts.dim() == 1 and name in store:
+                yield store, name, cuts
+
+
 def check_types(data: Any, slices: Any, where: str) -> None:
     """Refuse stored graphs of which some lack a node or edge type: PyG separates them wrongly.
 
     The slices of a type begin with the first graph that has it, and do not say which graphs these are.
     """
-    counts: dict[Any, int] = {}
-    for store in data.stores if isinstance(slices, dict) else ():
-        own_slices = slices if store._key is None else slices.get(store._key)
-        for name, cuts in own_slices.items() if isinstance(own_slices, dict) else ():
-            if isinstance(cuts, torch.Tensor) and cuts.dim() == 1 and name in store:
-                counts[store._key] = len(cuts) - 1
+    counts = {store._key: len(cuts) - 1 for store, _, cuts in stored_slices(data, slices)}
     total = max(counts.values(), default=0)
     if lacking := {key: count for key, count in counts.items() if count != total}:
         raise SourceError(
