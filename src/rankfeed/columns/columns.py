@@ -153,15 +153,12 @@ class Ragged(Segmented):
         pointers = RowPointers.into(values, np.cumsum(lengths) - lengths, lengths)
         return cls(pointers, Field("ragged", values.dtype.name, values.shape[1:]))
 
-    def longest(self, multiple: int = 1) -> int:
-        """Elements of the longest row, rounded up to a multiple."""
-        return -(-int(self.lengths.max(initial=0)) // multiple) * multiple
-
     def pad(
         self, allocate: Allocate = np.empty, copies: PendingCopies | None = None, *, multiple: int = 1
     ) -> Array:
         """The rows, padded with zeros to the longest (rounded up to a multiple): [rows, longest, *inner]."""
-        out = allocate((len(self), self.longest(multiple), *self.field.shape), self.dtype)
+        longest = -(-int(self.lengths.max(initial=0)) // multiple) * multiple
+        out = allocate((len(self), longest, *self.field.shape), self.dtype)
         self.pointers.copy_padded(out, copies)
         return out
 
