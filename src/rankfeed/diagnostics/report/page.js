@@ -41,8 +41,8 @@ function fill(figure, { columns, rows }) {
 
 async function start() {
   const figures = [...document.querySelectorAll("figure")];
-  for (const figure of figures) {
-    const chart = charts[Number(figure.dataset.number)];
+  for (const [index, figure] of figures.entries()) {
+    const chart = charts[index];
     const details = figure.querySelector("details");
     if (details) details.addEventListener("toggle", () => fill(figure, chart), { once: true });
     else fill(figure, chart);
@@ -57,8 +57,8 @@ async function drawAll(figures) {
   // Vega mixes the colours of heat maps, for which it needs their values.
   const style = getComputedStyle(document.documentElement);
   config.range.heatmap = names.map((name) => style.getPropertyValue(name.slice(4, -1)));
-  for (const figure of figures) {
-    const chart = charts[Number(figure.dataset.number)];
+  for (const [index, figure] of figures.entries()) {
+    const chart = charts[index];
     if (chart.spec) await draw(figure, chart);
   }
 }

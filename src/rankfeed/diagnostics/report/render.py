@@ -37,13 +37,12 @@ def write(page: Page, path: str | os.PathLike[str]) -> Path:
 def html(page: Page) -> str:
     """The document: text from data is escaped; the script fills charts and tables from one copy of the numbers."""
     figures = [figure for section in page.sections for figure in section.figures]
-    indices = iter(range(len(figures)))
     sections = []
     for part in page.parts or [page]:
         if page.parts:
             sections.append(f'<h2 class="part">{_text(part.title)}</h2>{_facts(part)}')
         for section in part.sections:
-            drawn = "".join(_figure(figure, next(indices)) for figure in section.figures)
+            drawn = "".join(map(_figure, section.figures))
             sections.append(
                 f'<section><h2>{_text(section.title)}</h2><div class="figures">{drawn}</div></section>'
             )
@@ -136,14 +135,14 @@ def _vega() -> str:
     return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
 
 
-def _figure(figure: Figure, index: int) -> str:
+def _figure(figure: Figure) -> str:
     label = f'aria-label="{_text(figure.title)}"'
     body = f'<div class="table" tabindex="0" role="region" {label}></div>'
     if figure.spec is not None:
         chart = f'<div class="chart" role="img" {label}></div>'
         body = f"{chart}<details><summary>Numbers</summary>{body}</details>"
     head = f"<figcaption><h3>{_text(figure.title)}</h3><p>{_text(figure.caption)}</p></figcaption>"
-    return f'<figure data-number="{index}">{head}{body}</figure>'
+    return f'<figure>{head}{body}</figure>'
 
 
 def _facts(page: Page) -> str:

@@ -219,7 +219,6 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
     for gap in gaps_of(line.passes):
         gaps.setdefault(gap.epoch, []).append(gap)
     facts = JudgedFacts("ids", "plan", where=content.data, recorded=not uncertain)
-    last_passes = {coverage.epoch: coverage for coverage in line.passes}
     unproven: dict[int, Counter[str]] = {}  # by epoch and function, steps of which the batch may lack samples
     for one in passes:
         unproven.setdefault(one.content.epoch, Counter()).update(one.unproven)
@@ -240,7 +239,7 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
             else:
                 recorded.append(gap)
         if recorded:
-            findings += judge_samples([_report(epoch, last_passes.get(epoch.epoch), recorded)], facts)
+            findings += judge_samples([_report(epoch, recorded)], facts)
         for function, count in unproven.get(epoch.epoch, Counter()).items():
             text = f"{content.data}, epoch {epoch.epoch}: {count:,} batches"
             findings.append(rows_not_proven(function, text))
@@ -248,21 +247,15 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
     return LoaderRun(content.data, dict(content.plan), content.source, described, epochs), findings
 
 
-def _report(epoch: EpochRun, last: Coverage | None, gaps: Sequence[Gap]) -> EpochReport:
-    """The figures of an epoch, of its ranks in the last pass; gaps that no ledger could show are left out."""
-    ranks = [RankEpoch(0, 0, 0, {}, {})]  # of an epoch without a pass
-    if last is not None:
-        ranks = [
-            RankEpoch(rank, steps, last.samples(rank, steps, last.until), {last.batch_size: steps}, {})
-            for rank, steps in last.steps.items()
-        ]
+def _report(epoch: EpochRun, gaps: Sequence[Gap]) -> EpochReport:
+    """The figures of an epoch, without those of its ranks; gaps that no ledger could show are left out."""
     return EpochReport(
         epoch.epoch,
         samples=epoch.delivered,
         unique=epoch.delivered,
         missing=sum(gap.samples for gap in gaps),
         unknown=0,
-        ranks=tuple(ranks),
+        ranks=(RankEpoch(0, 0, 0, {}, {}),),
         missing_keys=tuple(str(gap).partition(", ")[2] for gap in gaps),
     )
 
