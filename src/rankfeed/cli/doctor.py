@@ -1,14 +1,12 @@
 """The command doctor: whether a loader delivers each sample once, found by running it."""
 
-import os
-import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from rankfeed.cli.options import expand_options, option
+from rankfeed.cli.options import allow_imports, expand_options, option
 from rankfeed.cli.output import Json, show, show_findings
 
 StartMethod = StrEnum("StartMethod", ["fork", "spawn", "forkserver"])
@@ -67,8 +65,7 @@ def doctor(
     """
     from rankfeed.diagnostics.doctor import examine
 
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    allow_imports()
     options = {name: value for name, value in vars(examine_options).items() if value is not None}
     examination = examine(
         factory, progress=lambda text: None if json else typer.secho(text, err=True, dim=True), **options

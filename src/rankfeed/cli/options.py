@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, cast
@@ -119,6 +120,12 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
     expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
+
+
+def allow_imports() -> None:
+    """Let functions of the working directory be imported, as ``python -m`` does."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 def dataset_path(data: Sequence[str]) -> str | list[str]:

@@ -1,14 +1,12 @@
 """The command `prepare`: a directory that exactly one process builds."""
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rankfeed._util.imports import import_function
-from rankfeed.cli.options import option
+from rankfeed.cli.options import allow_imports, option
 from rankfeed.cli.output import Json, show
 from rankfeed.errors import ArgumentError, PrepareError, describe_error, listed
 
@@ -34,8 +32,7 @@ def prepare(
     from rankfeed.prepare import prepare_once
     from rankfeed.prepare.marker import changed_files, read_marker
 
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    allow_imports()
     try:
         build, built = import_function(function), False
     except Exception as error:  # importing runs code of the user

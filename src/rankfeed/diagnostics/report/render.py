@@ -142,7 +142,7 @@ def _figure(figure: Figure) -> str:
         chart = f'<div class="chart" role="img" {label}></div>'
         body = f"{chart}<details><summary>Numbers</summary>{body}</details>"
     head = f"<figcaption><h3>{_text(figure.title)}</h3><p>{_text(figure.caption)}</p></figcaption>"
-    return f'<figure>{head}{body}</figure>'
+    return f"<figure>{head}{body}</figure>"
 
 
 def _facts(page: Page) -> str:

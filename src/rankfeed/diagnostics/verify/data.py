@@ -128,7 +128,7 @@ def verify_data(
     except SourceError as error:
         contents = DataContents([], damage=[Damage.of(error, place)])
     verdict.checksums = contents.checksums
-    verdict.nbytes = sum(max(0, file_stamp(each)[1]) for each in contents.files)
+    verdict.nbytes = sum(file_stamp(file)[1] for file in contents.files)
     paths = [os.path.abspath(each) for each in ([place] if isinstance(place, str | os.PathLike) else place)]
     verified = VerifiedPieces(repr((paths, opening)), cache_dir, resume=resume)
     todo = [piece for piece in contents.pieces if piece.key not in verified]

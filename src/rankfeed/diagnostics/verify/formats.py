@@ -77,15 +77,15 @@ class DataContents:
     def add(self, path: str, check: Check, *facts: object, share: float = 1) -> None:
         """Add a file; ``facts`` are what it is compared with, ``share`` is how much of it is read."""
         stamp = file_stamp(path)
-        self.pieces.append(DataPiece((*stamp, *facts), int(max(0, stamp[1]) * share), check))
+        self.pieces.append(DataPiece((*stamp, *facts), int(stamp[1] * share), check))
 
 
 def file_stamp(path: str | os.PathLike[str]) -> tuple[str, int, int, int, int]:
-    """Path, bytes, times and inode of a file; -1 if there is none."""
+    """Path, bytes, times and inode of a file; 0 bytes and -1 if there is none."""
     try:
         found = os.stat(path)
     except OSError:
-        return os.path.abspath(path), -1, -1, -1, -1
+        return os.path.abspath(path), 0, -1, -1, -1
     return os.path.abspath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
@@ -251,14 +251,12 @@ def _has_page_checksums(path: str) -> bool:
 
 
 def _add_decoded(contents: DataContents, place: Any, opening: dict[str, Any]) -> None:
-    """Add pieces that decode all samples; if the data set cannot be opened, those of each file that can.
-
-    Sizes and times of the files represent the content.
-    """
+    """Add pieces that decode all samples; if the data set cannot be opened, those of each file that can."""
     try:
         source = open_source(place, **opening)
         stamps = [file_stamp(path) for path in contents.files]
-        nbytes, state = sum(max(0, stamp[1]) for stamp in stamps), digest_of(repr(stamps).encode())
+        # Sizes and times of the files represent the content.
+        nbytes, state = sum(stamp[1] for stamp in stamps), digest_of(repr(stamps).encode())
         size = max(_PIECE_SAMPLES, -(-len(source) // _PIECES))
         for low in range(0, len(source), size):
             samples = range(len(source))[low : low + size]
