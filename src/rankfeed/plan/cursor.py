@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankfeed._util.validate import check_int
-from rankfeed.plan.schedule import SampleOrder, Schedule, ScheduleTail, TopologyLike
+from rankfeed.plan.schedule import SampleOrder, Schedule, ScheduleTail
+from rankfeed.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Cursor:
         """The start of the next epoch."""
         return Cursor(self.epoch + 1)
 
-    def schedule(self, plan: SampleOrder, batch_size: int, topology: TopologyLike, tail: ScheduleTail) -> Schedule:
+    def schedule(self, plan: SampleOrder, batch_size: int, topology: Topology, tail: ScheduleTail) -> Schedule:
         """The steps from here to the end of the epoch."""
         return Schedule(
             plan, batch_size=batch_size, topology=topology, epoch=self.epoch, start=self.position, tail=tail

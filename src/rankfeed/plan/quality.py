@@ -10,6 +10,7 @@ import numpy as np
 
 from rankfeed.plan.plan import Int64, Plan
 from rankfeed.plan.schedule import Schedule, Tail
+from rankfeed.topology import Topology
 
 #: Share of the classes of a global shuffle that a well mixed batch has, on data sorted by label.
 ENOUGH_CLASSES = 0.9
@@ -70,14 +71,9 @@ def remedy_for(plan: Plan) -> str:
     return f"{remedy}; a checkpoint of an earlier version continues in its order" if plan.order == 1 else remedy
 
 
-@dataclass(frozen=True)
-class _Rank:
-    rank: int
-    world_size: int
-
-    def schedule(self, plan: Plan, batch_size: int, epoch: int) -> Schedule:
-        tail: Tail = "even" if plan.num_samples >= self.world_size else "pad"
-        return Schedule(plan, batch_size=batch_size, topology=self, epoch=epoch, tail=tail)
+def _schedule(plan: Plan, batch_size: int, topology: Topology, epoch: int) -> Schedule:
+    tail: Tail = "even" if plan.num_samples >= topology.world_size else "pad"
+    return Schedule(plan, batch_size=batch_size, topology=topology, epoch=epoch, tail=tail)
 
 
 def measure_quality(plan: Plan, *, batch_size: int, world_size: int, epoch: int = 0) -> ShuffleQuality:
@@ -96,7 +92,7 @@ def measure_quality(plan: Plan, *, batch_size: int, world_size: int, epoch: int 
     global_batches: list[Int64] = []
     while len(rank_batches) < batches:
         for number, rank in enumerate(ranks):
-            schedule = _Rank(rank, world_size).schedule(plan, batch_size, epoch)
+            schedule = _schedule(plan, batch_size, Topology(rank, world_size), epoch)
             last = max(0, len(schedule) - 3)  # the last two may be smaller
             steps = np.unique(np.linspace(0, last, batches, dtype=np.int64))
             # Other steps of each rank, since ranks have the same global batch in one step.
@@ -160,7 +156,7 @@ def measure_reading(
         >>> measure_reading(Plan([10] * 100, shuffle="none"), batch_size=10, world_size=2)
         ReadingCost(share=0.5, decoded=50)
     """
-    schedule = _Rank(world_size // 2, world_size).schedule(plan, batch_size, epoch)
+    schedule = _schedule(plan, batch_size, Topology(world_size // 2, world_size), epoch)
     steps = len(schedule)
     counted = min(steps, _COUNTED_STEPS, max(2, _COUNTED_ROWS // batch_size))
     spread = np.unique(np.linspace(0, steps - 1, counted, dtype=np.int64)).tolist()

@@ -10,9 +10,10 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.validate import check_choice, check_int, invalid
+from rankfeed._util.validate import check_choice, check_instance, check_int, invalid
 from rankfeed.errors import PlanError
 from rankfeed.plan.plan import Int64
+from rankfeed.topology import Topology
 
 Tail = Literal["even", "drop", "pad"]
 #: "rest" is for integrations whose consumer divides the rows of a rank into batches itself.
@@ -35,16 +36,6 @@ class SampleOrder(Protocol):
     def num_samples(self) -> int: ...
     def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> Int64: ...
     def step_ids(self, epoch: int, starts: Int64, size: int, first: int, last: int) -> Int64: ...
-
-
-@runtime_checkable
-class TopologyLike(Protocol):
-    """The part of a topology that a schedule needs."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
 
 
 class Schedule:
@@ -87,15 +78,14 @@ class Schedule:
         plan: SampleOrder,
         *,
         batch_size: int,
-        topology: TopologyLike,
+        topology: Topology,
         epoch: int = 0,
         start: int = 0,
         tail: ScheduleTail = "even",
     ) -> None:
         if isinstance(plan, type) or not isinstance(plan, SampleOrder):
             raise invalid("plan", "a rankfeed.Plan", plan)
-        if isinstance(topology, type) or not isinstance(topology, TopologyLike):
-            raise invalid("topology", "a rankfeed.Topology", topology)
+        check_instance("topology", topology, Topology, "a rankfeed.Topology")
         self.plan = plan
         self.batch_size = check_int("batch_size", batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
         self.rank, self.world_size = topology.rank, topology.world_size
