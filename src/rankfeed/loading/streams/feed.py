@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from rankfeed.loading.engines import process
 from rankfeed.loading.options import FeedOptions, check_added_columns
 from rankfeed.loading.state import VERSION, check_cursor, decode_as
 from rankfeed.loading.streams.sharding import StreamSharding
-from rankfeed.loading.streams.stream import Stream, StreamSnapshot
+from rankfeed.loading.streams.stream import START, Stream, StreamPosition, StreamSnapshot
 from rankfeed.loading.streams.stream_batches import PositionedBatch, StreamBatches
 from rankfeed.loading.streams.synchronized_end import check_same_start, stream_group, synchronize_end
 from rankfeed.plan import Cursor
@@ -51,15 +51,11 @@ class StreamState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class StreamCursor(Cursor):
     """A position between two steps of a stream."""
 
-    snapshot: StreamSnapshot | None = None  # the stream's own state there or before, if it has one
-    fingerprint: str = ""  # of the samples before it, if it is known
+    at: StreamPosition = START  # the same in the stream of this rank
 
 
-def _stream_cursor(cursor: Cursor) -> StreamCursor:
-    """A position of a loader, which may be a plain Cursor."""
-    if isinstance(cursor, StreamCursor):
-        return cursor
-    return StreamCursor(cursor.epoch, cursor.position, cursor.steps)
+def _position_in_stream(cursor: Cursor) -> StreamPosition:
+    return cursor.at if isinstance(cursor, StreamCursor) else START
 
 
 class StreamFeed:
@@ -92,7 +88,7 @@ class StreamFeed:
         return False
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
-        at = _stream_cursor(cursor)
+        at = _position_in_stream(cursor)
         snapshot = at.snapshot or StreamSnapshot(0, b"null")
         position = {"epoch": cursor.epoch, "position": cursor.position, "steps": cursor.steps}
         own = {"at": snapshot.num_read, "own": msgspec.json.decode(snapshot.content), "last": at.fingerprint}
@@ -119,7 +115,8 @@ class StreamFeed:
                 found=f"{cursor.position} samples, the stream's own state at {parsed.at}",
             )
         snapshot = None if parsed.own is None else StreamSnapshot(parsed.at, msgspec.json.encode(parsed.own))
-        return StreamCursor(cursor.epoch, cursor.position, cursor.steps, snapshot, parsed.last)
+        at = StreamPosition(cursor.position // max(1, parsed.shards), snapshot, parsed.last)
+        return StreamCursor(cursor.epoch, cursor.position, cursor.steps, at)
 
     def run(self, begun: Cursor) -> Iterator[tuple[BatchResult, Cursor]]:
         options, stream, builder = self._options, self._stream, self._builder
@@ -143,15 +140,8 @@ class StreamFeed:
                 "fields": "not inferred yet" if builder.layout is None else builder.layout,
             }
             window = check_same_start(group, topology.rank, equal, ranks, window)
-        at = _stream_cursor(begun)
-        open_stream = partial(
-            stream.open,
-            epoch=begun.epoch,
-            shard=(topology.rank, ranks),
-            start=start,
-            snapshot=at.snapshot,
-            fingerprint=at.fingerprint,
-        )
+        at = replace(_position_in_stream(begun), num_read=start)
+        open_stream = partial(stream.open, epoch=begun.epoch, shard=(topology.rank, ranks), at=at)
         batches = StreamBatches(open_stream, sharding, builder, options)
         try:
             if builder.layout is None and builder.collate_fn is None:
@@ -167,8 +157,7 @@ class StreamFeed:
                 for steps, (result, position) in enumerate(agreed, begun.steps + 1):
                     full_steps = (steps - begun.steps) * options.batch_size * ranks
                     delivered = begun.position + full_steps if stream.sharded else position.num_read
-                    snapshot, fingerprint = position.snapshot, position.fingerprint
-                    yield result, StreamCursor(begun.epoch, delivered, steps, snapshot, fingerprint)
+                    yield result, StreamCursor(begun.epoch, delivered, steps, position)
         finally:
             batches.close()
             self._unfinished_read = batches.unfinished_read

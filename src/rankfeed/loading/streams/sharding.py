@@ -10,17 +10,8 @@ import numpy as np
 from rankfeed.columns.layout import copy_sample
 from rankfeed.errors import PlanError, StreamError
 from rankfeed.loading.batch_builder import BatchSpec
-from rankfeed.loading.streams.stream import StreamReader, StreamSnapshot
+from rankfeed.loading.streams.stream import StreamPosition, StreamReader
 from rankfeed.plan import Tail
-
-
-@dataclass(frozen=True)
-class StreamPosition:
-    """The position of a stream after a step."""
-
-    num_read: int  # samples of the stream up to and including this step
-    snapshot: StreamSnapshot | None = None  # the stream's own state at this position or before it
-    fingerprint: str = ""  # of the last samples, if all ranks read them (see `StreamReader.fingerprint`)
 
 
 @dataclass(frozen=True)

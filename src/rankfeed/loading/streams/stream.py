@@ -45,6 +45,18 @@ class StreamSnapshot:
     content: bytes
 
 
+@dataclass(frozen=True)
+class StreamPosition:
+    """A position in a stream, such as that after a step."""
+
+    num_read: int  # samples of the stream before it
+    snapshot: StreamSnapshot | None = None  # the stream's own state there or before it
+    fingerprint: str = ""  # of the last samples, if all ranks read them (see `StreamReader.fingerprint`)
+
+
+START = StreamPosition(0)
+
+
 class Stream:
     """Samples of unknown number, in the order in which they come. Made by :func:`from_iterable`."""
 
@@ -71,16 +83,9 @@ class Stream:
     def __repr__(self) -> str:
         return f"from_iterable({self._given!r})"
 
-    def open(
-        self,
-        *,
-        epoch: int = 0,
-        shard: tuple[int, int] = (0, 1),
-        start: int = 0,
-        snapshot: StreamSnapshot | None = None,
-        fingerprint: str = "",
-    ) -> StreamReader:
-        """Open it at a position: ``fingerprint`` is that of the samples before it in a state, if it is known."""
+    def open(self, *, epoch: int = 0, shard: tuple[int, int] = (0, 1), at: StreamPosition = START) -> StreamReader:
+        """Open it at a position."""
+        start, snapshot = at.num_read, at.snapshot
         arguments = {"epoch": epoch, "shard": shard, "start": start}
         where = f"epoch {epoch}, rank {shard[0]}"
         # The state of a stream of one rank is not kept: a checkpoint is the same on all ranks.
@@ -128,12 +133,12 @@ class Stream:
             )
         read = reader.fingerprint()
         if (
-            fingerprint not in ("", read) and not resumes and next(reader, None) is not None
+            at.fingerprint not in ("", read) and not resumes and next(reader, None) is not None
         ):  # else the epoch has ended: nothing can be lost
             raise StateError(
                 "the stream yields other samples than in the job that saved, or the same in another order, so "
                 "that skipping as many would lose some and repeat others",
-                expected=f"samples before position {start} with the fingerprint {fingerprint}",
+                expected=f"samples before position {start} with the fingerprint {at.fingerprint}",
                 found=read,
                 where=where,
                 remedy="let the stream yield the same order whenever it is opened: give its shuffle a fixed seed, "

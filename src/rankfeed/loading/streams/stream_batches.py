@@ -15,8 +15,8 @@ from rankfeed.errors import RankfeedError
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
 from rankfeed.loading.engines import process
 from rankfeed.loading.options import FeedOptions
-from rankfeed.loading.streams.sharding import StreamPosition, StreamSharding
-from rankfeed.loading.streams.stream import StreamReader
+from rankfeed.loading.streams.sharding import StreamSharding
+from rankfeed.loading.streams.stream import StreamPosition, StreamReader
 from rankfeed.storage.checksum import digest_of
 
 #: Seconds that closing waits for the read in progress.
