@@ -165,29 +165,22 @@ class _Padded(NamedTuple):
 
 
 def _with_lengths(batch: Any, layout: Layout) -> Any:
-    """The batch with the lengths of padded fields added."""
+    """The batch with the lengths of each padded field after it."""
     if isinstance(layout, Leaf):
         return batch[:2] if isinstance(batch, _Padded) else batch
     if layout.kind is not dict:
         parts = [_with_lengths(value, part) for value, part in zip(batch, layout.parts.values(), strict=True)]
         return layout.kind(*parts) if hasattr(layout.kind, "_fields") else layout.kind(parts)
-    fields = {name: batch[name] for name in layout.parts}
+    fields: dict[Any, Any] = {}
     for name, part in layout.parts.items():
-        if not isinstance(part, Leaf):
-            fields[name] = _with_lengths(batch[name], part)
-    return _spread_lengths(fields)
-
-
-def _spread_lengths(batch: dict[Any, Any]) -> dict[Any, Any]:
-    """The batch with the lengths of each padded field after it."""
-    spread: dict[Any, Any] = {}
-    for name, value in batch.items():
-        spread[name] = value
-        if isinstance(value, _Padded):
-            if f"{name}_lengths" in batch or f"{name}_lengths" in spread:
-                raise name_conflict(f"{name}_lengths")
-            spread[name], spread[f"{name}_lengths"] = value[:2]
-    return spread
+        value = batch[name]
+        if not isinstance(value, _Padded):
+            fields[name] = _with_lengths(value, part)
+            continue
+        if f"{name}_lengths" in layout.parts or f"{name}_lengths" in fields:
+            raise name_conflict(f"{name}_lengths")
+        fields[name], fields[f"{name}_lengths"] = value[:2]
+    return fields
 
 
 def name_conflict(name: str) -> ArgumentError:
