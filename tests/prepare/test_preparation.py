@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from tests.support.environ import of_no_launcher
 from tests.support.marks import slow
-from tests.support.prepared import build, control
+from tests.support.prepared import CountedBuild, build, control
 
 import rankfeed as rf
 from rankfeed._util.remote_traceback import RemoteTraceback
@@ -42,18 +42,12 @@ def test_another_key_replaces_what_is_there_and_open_files_stay_readable(path: P
 def test_changed_inputs_are_another_key(path: Path, tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
-    (raw / "x").write_text("1")
-    built: list[str] = []
-
-    def copy(staging: Path) -> None:
-        built.append((raw / "x").read_text())
-        shutil.copy(raw / "x", staging)
-
-    for text in ("1", "1", "22", "22"):
-        if (raw / "x").read_text() != text:
-            (raw / "x").write_text(text)
-        rf.prepare_once(path, copy, inputs=[raw])
-    assert built == ["1", "22"]
+    copy = CountedBuild(lambda staging: shutil.copy(raw / "x", staging))
+    for text, times in (("1", 1), ("22", 2)):
+        (raw / "x").write_text(text)
+        for _ in range(2):
+            rf.prepare_once(path, copy, inputs=[raw])
+        assert ((path / "x").read_text(), copy.times) == (text, times)
 
 
 def test_inputs_in_linked_folders_are_looked_at_and_links_that_lead_back_are_not(tmp_path: Path) -> None:
@@ -127,21 +121,19 @@ def test_a_failing_build_is_tried_again_in_a_new_folder(path: Path) -> None:
     ids=str,
 )
 def test_a_build_that_fails_is_an_error_of_all_processes(error: BaseException, said: str, path: Path) -> None:
-    built: Counter[str] = Counter()
-
     def fails(staging: Path) -> None:
-        built["times"] += 1
-        time.sleep(0.5)
         raise error
+
+    counted = CountedBuild(fails, seconds=0.5)
 
     def caught(_: int) -> PrepareError:
         with pytest.raises(PrepareError, match=said) as caught:
-            rf.prepare_once(path, fails)
+            rf.prepare_once(path, counted)
         return caught.value
 
     with ThreadPoolExecutor(6) as pool:
         errors = list(pool.map(caught, range(6)))
-    assert built == Counter({"times": 1})
+    assert counted.times == 1
     assert len({str(error) for error in errors}) == 1
     causes = Counter(type(caught.__cause__) for caught in errors)
     assert causes == Counter({type(error): 1, RemoteTraceback: 5})
@@ -262,12 +254,7 @@ def test_the_failure_that_was_waited_for_is_not_of_another_launch(
 
 
 def test_a_turn_that_was_lost_is_no_attempt_of_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "SLURM_JOB_ID": "5",
-        "SLURM_STEP_ID": "0",
-        "SLURM_NTASKS": "1",
-        "SLURM_PROCID": "0",
-    }.items():
+    for name, value in STEP.items():
         monkeypatch.setenv(name, value)
     attempts: Counter[str] = Counter()
     real = BuildAttempt.run
@@ -349,13 +336,8 @@ def test_who_waits_long_says_for_whom(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rankfeed.prepare.wait._FIRST_REPORT", 0.1)
-
-    def slow(staging: Path) -> None:
-        time.sleep(0.8)
-        build(staging)
-
     with caplog.at_level(logging.WARNING, "rankfeed"), ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: rf.prepare_once(path, slow), range(2)))
+        list(pool.map(lambda _: rf.prepare_once(path, CountedBuild(seconds=0.8)), range(2)))
     assert f"process {os.getpid()} on" in caplog.text
     assert str(path) in caplog.text
 
@@ -391,15 +373,10 @@ def test_without_calls_of_linux_one_process_builds(path: Path, monkeypatch: pyte
         "rf.prepare_once(sys.argv[1], lambda staging: os._exit(9))\n"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=600).returncode == 9
-    built: Counter[str] = Counter()
-
-    def counted(staging: Path) -> None:
-        built["times"] += 1
-        build(staging)
-
+    counted = CountedBuild()
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: rf.prepare_once(path, counted), range(4)))
-    assert built == Counter({"times": 1})
+    assert counted.times == 1
     assert changed_files(path) == []
 
 

@@ -17,13 +17,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.prepared import build, control
+from tests.support.jobs import run_python
+from tests.support.prepared import CountedBuild, build, control
 
 import rankfeed as rf
 from rankfeed.errors import PrepareError
 from rankfeed.prepare import marker
 from rankfeed.prepare.build import BuildAttempt
-from rankfeed.prepare.marker import changed_files
+from rankfeed.prepare.marker import MARKER_NAME, changed_files
 from rankfeed.storage import lease as lease_module
 from rankfeed.storage.lease import HeldLease, Lease, LeaseOwner
 
@@ -120,7 +121,7 @@ def test_the_files_of_a_builder_that_was_killed_are_removed_by_the_next(point: s
     assert list(control(path).iterdir())
     rf.prepare_once(path, build)
     assert not control(path).exists()
-    assert [name for name in names(path) if not name.endswith(".json")] == left
+    assert names(path) == [MARKER_NAME, *left]
 
 
 def test_what_others_put_into_a_prepared_folder_is_not_removed_with_it(path: Path) -> None:
@@ -206,43 +207,33 @@ def test_a_child_that_the_builder_forks_commits_and_tells_nothing(end: str, said
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout == "building\nbuilt\n"
     assert said in done.stderr
-    assert sorted(each.name for each in path.iterdir() if each.suffix != ".json") == ["a", "b"]
+    assert names(path) == [MARKER_NAME, "a", "b"]
     assert changed_files(path) == []
 
 
 def test_a_copy_of_a_prepared_folder_is_built_once(path: Path, tmp_path: Path) -> None:
     rf.prepare_once(path, build)
-    built: Counter[str] = Counter()
-
-    def copy(staging: Path) -> None:
-        built["times"] += 1
-        shutil.copytree(path, staging, dirs_exist_ok=True)
-
+    copy = CountedBuild(lambda staging: shutil.copytree(path, staging, dirs_exist_ok=True))
     for _ in range(2):
         rf.prepare_once(tmp_path / "copy", copy)
-    assert built == Counter({"times": 1})
+    assert copy.times == 1
 
 
 @pytest.mark.parametrize("as_context", [False, True], ids=["function", "context"])
 def test_many_threads_at_once_build_once(as_context: bool, path: Path) -> None:
-    once, built = rf.prepare_once(path), Counter[str]()
-
-    def slow(staging: Path) -> None:
-        built["times"] += 1
-        time.sleep(0.2)
-        build(staging)
+    once, counted = rf.prepare_once(path), CountedBuild(seconds=0.2)
 
     def enter(_: int) -> Path:
         if not as_context:
-            return rf.prepare_once(path, slow)
+            return rf.prepare_once(path, counted)
         with once as staging:
             if staging is not None:
-                slow(staging)
+                counted(staging)
         return path
 
     with ThreadPoolExecutor(12) as pool:
         assert list(pool.map(enter, range(12))) == [path] * 12
-    assert built == Counter({"times": 1})
+    assert counted.times == 1
     assert changed_files(path) == []
 
 
@@ -275,9 +266,7 @@ def test_read_only_folders_are_removed_too(tmp_path: Path) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
-        command = [sys.executable, "-c", code, folder, str(tmp_path / "before")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        assert done.stdout == "['data']\n", done.stderr
+        assert run_python(code, folder, tmp_path / "before") == "['data']\n"
 
 
 def test_an_exception_without_a_message_of_its_own_is_told(path: Path) -> None:
@@ -293,27 +282,22 @@ def test_an_exception_without_a_message_of_its_own_is_told(path: Path) -> None:
 
 
 def test_inputs_of_any_kind(path: Path, tmp_path: Path) -> None:
-    built: list[str] = []
-
-    def note(staging: Path) -> None:
-        built.append("once")
-        build(staging)
-
+    counted = CountedBuild()
     for name in "fg":
         (tmp_path / name).write_text("same")
         os.utime(tmp_path / name, ns=(5, 5))
-    prepared_twice = rf.prepare_once(path, inputs=(each for each in [tmp_path / "f"]))(note)  # type: ignore[arg-type]
+    prepared_twice = rf.prepare_once(path, inputs=(file for file in [tmp_path / "f"]))(counted)  # type: ignore[arg-type]
     prepared_twice()
     prepared_twice()
-    assert built == ["once"]
-    rf.prepare_once(path, note, inputs=[tmp_path / "g"])
-    assert built == ["once"] * 2
+    assert counted.times == 1
+    rf.prepare_once(path, counted, inputs=[tmp_path / "g"])
+    assert counted.times == 2
 
 
 def test_long_names(tmp_path: Path) -> None:
     long = tmp_path / ("n" * 255)
     assert rf.prepare_once(long, build) == long
-    assert [each.name for each in tmp_path.iterdir()] == [long.name]
+    assert names(tmp_path) == [long.name]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before its successor sweeps", "after its successor swept"])
@@ -370,9 +354,7 @@ def test_a_builder_that_uses_up_the_file_handles_is_told_and_leaves_no_lease(pat
         "print(*(name.rpartition('.')[2] for name in os.listdir(sys.argv[3])), flush=True)\n"
         "print(rf.prepare_once(sys.argv[1], good, timeout=5).name)\n"
     )
-    command = [sys.executable, "-c", code, str(path), kept, str(control(path))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    said, left, name = done.stdout.splitlines() or [done.stderr, "", ""]
+    said, left, name = run_python(code, path, kept, control(path)).splitlines()
     assert "Too many open files" in said
     assert left == "failed"
     assert name == path.name
@@ -393,8 +375,7 @@ def test_a_failure_is_raised_if_the_lease_cannot_be_listed(path: Path, monkeypat
     with pytest.raises(PrepareError, match="of the builder"):
         rf.prepare_once(path, fails)
     monkeypatch.setattr(os, "listdir", real)
-    left = names(control(path))
-    assert [name.rpartition(".")[2] for name in left] == ["failed"]
+    assert [name.rpartition(".")[2] for name in names(control(path))] == ["failed"]
     assert rf.prepare_once(path, build, timeout=5) == path
 
 
@@ -458,7 +439,6 @@ def test_a_lease_can_be_read_by_all_who_may_look_into_its_folder(path: Path) -> 
 
 def test_a_lease_that_this_process_left_is_nobodys(path: Path) -> None:
     control(path).mkdir(parents=True)
-    left = LeaseOwner.current()
-    (control(path) / "lease").write_bytes(msgspec.json.encode(left))
+    (control(path) / "lease").write_bytes(msgspec.json.encode(LeaseOwner.current()))
     assert rf.prepare_once(path, build, timeout=5) == path
     assert not control(path).exists()

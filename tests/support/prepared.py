@@ -1,12 +1,27 @@
-"""A small build, and where its leases lie."""
+"""A small build, one that counts, and where its leases lie."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def build(staging: Path) -> None:
     (staging / "sub").mkdir()
     (staging / "a.txt").write_text("a")
     (staging / "sub" / "b.txt").write_text("bb")
+
+
+class CountedBuild:
+    """A build that takes a while and counts how often it ran."""
+
+    def __init__(self, build: Callable[[Path], Any] = build, seconds: float = 0) -> None:
+        self.build, self.seconds, self.times = build, seconds, 0
+
+    def __call__(self, staging: Path) -> None:
+        self.times += 1
+        time.sleep(self.seconds)
+        self.build(staging)
 
 
 def control(path: Path) -> Path:

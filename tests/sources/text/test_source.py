@@ -134,22 +134,26 @@ def test_a_bad_csv_is_named_with_its_line(text: str, message: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"a": 1', "line 3"),
-        ('{"a": "x}', "line 3"),
-        ('{"a": 1}}', "line 3"),
-        ('{"a": 1]', "line 3"),
-        ('{"a": tru}', "line 3"),
-        ('{"a": "text"}', r"changed from number to string[\s\S]*line 3"),
-        ("[1, 2]", "line 3"),
-        ('{"a": 1, "a": 2}', r"twice[\s\S]*line 3"),
-        ("hello", "line 3"),
+        ('{"a": 1', ""),
+        ('{"a": "x}', ""),
+        ('{"a": 1}}', ""),
+        ('{"a": 1]', ""),
+        ('{"a": tru}', ""),
+        ('{"a": "text"}', "changed from number to string"),
+        ("[1, 2]", ""),
+        ('{"a": 1, "a": 2}', "twice"),
+        ("hello", ""),
+        ('{"a": 1} {"a": 2}', "not one JSON object"),
+        ('{"a": 1,\n"a": 2}', "not one JSON object"),
+        ('{"a": [{}\n, {}]}', "not one JSON object"),
+        ('{"a": 1}, {"a": 2}', "not one JSON object"),
     ],
 )
 @pytest.mark.parametrize("after", ['{"a": 3}\n', ""])
 def test_a_bad_line_of_json_is_named(line: str, message: str, after: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
-    path.write_text(f'{{"a": 1}}\n\n{line}\n{after}')
-    with pytest.raises(CorruptError, match=rf"[\s\S]*{message}"):
+    path.write_text(f'\n  \n{{"a": 1}}\r\n{line}\n{after}')
+    with pytest.raises(CorruptError, match=rf"{message}[\s\S]*line 4"):
         rf.open(path)
 
 
@@ -194,14 +198,6 @@ def test_whatever_json_writes_is_whole_lines(samples: list[Any], ascii: bool) ->
     except CorruptError as error:  # of Arrow, for a column of several types
         outcome = error.summary
     assert outcome in (str(len(lines)), "the text cannot be parsed")
-
-
-def test_each_line_is_one_object(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    for bad in ('{"a": 1} {"a": 2}', '{"a": 1,\n"a": 2}', '{"a": [{}\n, {}]}', '{"a": 1}, {"a": 2}'):
-        path.write_text('\n  \n{"a": 1}\r\n' + bad + "\n")
-        with pytest.raises(CorruptError, match=r"not one JSON object[\s\S]*t\.jsonl, line 4"):
-            JsonlSource(path)
 
 
 def test_a_null_before_all_values_of_a_list_is_read(tmp_path: Path) -> None:
@@ -360,9 +356,9 @@ def test_a_column_without_a_name_is_called_unnamed(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(",x\n0,5\n1,6\n")  # as pandas writes its index
     source = rf.open(path)
-    assert [dict(sample) for sample in source] == [{"unnamed": 0, "x": 5}, {"unnamed": 1, "x": 6}]
+    assert samples_of(source) == [{"unnamed": 0, "x": 5}, {"unnamed": 1, "x": 6}]
     (batch,) = rf.Loader(source, 2, topology=rf.Topology())
-    assert {name: values.tolist() for name, values in batch.items()} == {"unnamed": [0, 1], "x": [5, 6]}
+    assert plain(batch) == {"unnamed": [0, 1], "x": [5, 6]}
 
 
 @pytest.mark.parametrize(
@@ -482,13 +478,11 @@ def test_integers_in_lists_and_objects_keep_their_digits_or_are_refused(tmp_path
 def test_the_text_nan_is_a_number(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("x,y,z\n1.5,nan,1\nnan,a,NaN\n")
-    source, expected = (
-        rf.open(path),
-        pd.read_csv(path, dtype={"y": "str"}, keep_default_na=False, na_values=["nan", "NaN"]),
-    )
-    np.testing.assert_array_equal([row["x"] for row in source], expected["x"])
-    np.testing.assert_array_equal([row["z"] for row in source], expected["z"])
-    assert [row["y"] for row in source] == ["nan", "a"]
+    source = rf.open(path)
+    expected = pd.read_csv(path, dtype={"y": "str"}, keep_default_na=False, na_values=["nan", "NaN"])
+    for name in ("x", "z"):
+        np.testing.assert_array_equal(column_of(source, name), expected[name])
+    assert column_of(source, "y") == ["nan", "a"]
     path.write_text("x\n1.5\nNA\n")
     with pytest.raises(SourceError, match="null"):
         rf.open(path)
