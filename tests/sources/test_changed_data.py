@@ -1,14 +1,15 @@
 """Data that change after a checkpoint, or while they are read: an error or the original data, never a mixture."""
 
+import itertools
 import json
 import os
 import pickle
 import random
 import shutil
 import tarfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -341,10 +342,7 @@ class Data:
 
 def read(batches: Iterator[Any], most: int = ROWS) -> Counter[int]:
     result: Counter[int] = Counter()
-    for _ in range(most):
-        batch = next(batches, None)
-        if batch is None:
-            break
+    for batch in itertools.islice(batches, most):
         result.update(values_of(batch))
     return result
 
@@ -582,14 +580,8 @@ def test_threads_that_open_at_once_agree(originals: dict[str, Path], tmp_path: P
     data = Data("packed", originals, tmp_path / "data")
     source = data.kind.open(data.old)
     copy_again(data.old, data.new, random.Random(0))
-    result: list[list[int]] = []
-    threads = [
-        threading.Thread(target=lambda: result.append([int(sample["y"]) for sample in source])) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    with ThreadPoolExecutor(4) as pool:
+        result = list(pool.map(lambda _: [int(sample["y"]) for sample in source], range(4)))
     assert result == [[*range(OLD, OLD + ROWS)]] * 4
 
 

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,42 +60,23 @@ class Mapped:
         return [{"id": sample["id"], "noise": rng.random()}] * int(rng.integers(3))
 
 
-def write(opened: rf.Source, dest: str, mapped: Mapped, stall_timeout: float) -> dict[str, object]:
+def write(opened: rf.Source, dest: str, mapped: Mapped, options: dict[str, Any]) -> dict[str, object]:
     """What came of it."""
     try:
-        packed = rf.write(
-            opened,
-            dest,
-            runner="ranks",
-            map=mapped,
-            seed=4,
-            shard_bytes=1000,
-            stall_timeout=stall_timeout,
-            key=os.environ.get("WRITE_KEY", "1"),
-            progress=False,
-        )
+        key = os.environ.get("WRITE_KEY", "1")
+        packed = rf.write(opened, dest, map=mapped, seed=4, shard_bytes=1000, key=key, **options)
     except rf.errors.RankfeedError as error:
         return {"error": str(error), "calls": mapped.calls}
     return {"fingerprint": packed.fingerprint, "calls": mapped.calls}
 
 
-def append_more(opened: rf.Source, dest: str, told: Path, rank: int, stall_timeout: float) -> dict[str, object]:
+def append_more(opened: rf.Source, dest: str, told: Path, rank: int, options: dict[str, Any]) -> dict[str, object]:
     """What came of a second write into the folder, as soon as this rank was done with the first."""
 
     def changed(sample: dict[str, object]) -> dict[str, object]:
         return {"id": sample["id"], "noise": 0.5}
 
-    more = opened.select(range(100))
-    packed = rf.write(
-        more,
-        dest,
-        runner="ranks",
-        append=True,
-        map=changed,
-        key="more",
-        stall_timeout=stall_timeout,
-        progress=False,
-    )
+    packed = rf.write(opened.select(range(100)), dest, append=True, map=changed, key="more", **options)
     (told / f"second-{rank}").touch()
     return {"fingerprint": packed.fingerprint}
 
@@ -121,11 +103,12 @@ def main(source: str, dest: str, told: str, fault: str, stall_timeout: str) -> N
         awaited = Path(told, f"{rank}.json").exists  # the other rank has told what is wrong
 
     mapped = Mapped(mine, awaited, happened, here.world_size - 1)
+    options = {"runner": "ranks", "stall_timeout": float(stall_timeout), "progress": False}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        outcome = write(opened, dest, mapped, float(stall_timeout))
+        outcome = write(opened, dest, mapped, options)
     if "WRITE_AGAIN" in os.environ:
-        outcome = {**append_more(opened, dest, Path(told), here.rank, float(stall_timeout)), "first": outcome}
+        outcome = {**append_more(opened, dest, Path(told), here.rank, options), "first": outcome}
     outcome["warnings"] = [str(warning.message) for warning in caught]
     Path(told, f"{here.rank}.json").write_text(json.dumps(outcome))
 

@@ -185,15 +185,8 @@ def test_a_write_whose_driver_was_killed_goes_on(cluster: str, source: rf.Source
         end(family(second.pid))
     # Samples that are looked at to find the size of a row are called for in either.
     assert len((tmp_path / "second").read_text().split()) < 2000
-    rf.write(
-        source,
-        tmp_path / "local",
-        map=lambda sample: {"id": sample["id"]},
-        key="slow",
-        shard_bytes=300,
-        workers=0,
-        progress=False,
-    )
+    options: dict[str, Any] = {"key": "slow", "shard_bytes": 300, "workers": 0, "progress": False}
+    rf.write(source, tmp_path / "local", map=lambda sample: {"id": sample["id"]}, **options)
     assert contents(dest) == contents(tmp_path / "local")
 
 

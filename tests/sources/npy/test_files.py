@@ -10,6 +10,7 @@ import time
 import tracemalloc
 import zipfile
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,26 @@ import rankfeed as rf
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
 from rankfeed.sources.npy import arrays as numpy_arrays
+
+
+def save_array(path: Path, array: Any) -> Path:
+    """Save an array as a file, or as a member called "array" of an archive."""
+    if path.suffix == ".npy":
+        np.save(path, array)
+    else:
+        np.savez(path, array=array)
+    return path
+
+
+def refusal(read: Callable[[], Any]) -> tuple[int, str]:
+    """The most memory that a refused read takes, and what the error says."""
+
+    def message() -> str:
+        with pytest.raises(SourceError) as caught:
+            read()
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    return peak(message)
 
 
 @pytest.fixture
@@ -103,12 +124,7 @@ def test_one_archive_is_rows_of_several_columns(save: object, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["0.npy", "0.npz"])
 def test_objects_are_refused_unless_allowed(name: str, tmp_path: Path) -> None:
     for number in range(2):
-        path = tmp_path / name.replace("0", str(number))
-        array = np.array([{"a": number}], object)
-        if name.endswith("y"):
-            np.save(path, array, allow_pickle=True)
-        else:
-            np.savez(path, array=array)
+        save_array(tmp_path / name.replace("0", str(number)), np.array([{"a": number}], object))
     with pytest.raises(UnsafeError, match="allow_pickle"):
         rf.open(tmp_path)
     with pytest.raises(UnsafeError):
@@ -232,11 +248,7 @@ def test_a_member_that_says_it_is_encrypted_is_refused(save: Any, opened: str, t
 @pytest.mark.parametrize("name", ["rows.npy", "rows.npz"])
 def test_rows_of_the_other_byte_order_become_batches(name: str, tmp_path: Path) -> None:
     rows = np.arange(12, dtype=">f4").reshape(6, 2)
-    if name == "rows.npy":
-        np.save(tmp_path / name, rows)
-    else:
-        np.savez(tmp_path / name, array=rows)
-    source = rf.open(tmp_path / name)
+    source = rf.open(save_array(tmp_path / name, rows))
     assert source.fields == {"array": Field("dense", "float32", (2,))}
     assert [batch["array"].tolist() for batch in rf.Loader(source, 3)] == [rows[:3].tolist(), rows[3:].tolist()]
     assert source.fetch([])["array"].gather().shape == (0, 2)  # type: ignore[attr-defined]
@@ -258,9 +270,7 @@ def test_rows_of_the_other_byte_order_become_batches(name: str, tmp_path: Path) 
 def test_arrays_without_a_tensor_are_refused_with_a_remedy(
     rows: Any, remedy: str, suffix: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / f"rows{suffix}"
-    with path.open("wb") as file:
-        np.save(file, rows) if suffix == ".npy" else np.savez(file, rows=rows)
+    path = save_array(tmp_path / f"rows{suffix}", rows)
     with pytest.raises(SourceError, match="no tensor") as caught:
         rf.open(path)
     assert remedy in str(caught.value.remedy)
@@ -410,13 +420,9 @@ def test_an_archive_expands_to_what_the_headers_say(opened: str, honest: bool, t
         assert content.count(size.to_bytes(4, "little"), directory) == 1
         content = content[:directory] + content[directory:].replace(size.to_bytes(4, "little"), lie)
         (tmp_path / "bomb.npz").write_bytes(content)
-
-    def first() -> str:
-        with pytest.raises(CorruptError) as said:
-            rf.open(tmp_path / opened, **({} if opened == "bomb.npz" else {"layout": "samples"}))[0]
-        return str(said.value)
-
-    most, said = peak(first)
+    options: dict[str, Any] = {} if opened == "bomb.npz" else {"layout": "samples"}
+    most, said = refusal(lambda: rf.open(tmp_path / opened, **options)[0])
+    assert said.startswith("CorruptError")
     assert "bomb.npz" in said
     assert most < 4 << 20
 
@@ -425,13 +431,7 @@ def test_an_array_unlike_the_others_is_refused_before_it_is_decompressed(tmp_pat
     np.savez_compressed(tmp_path / "0.npz", x=np.ones(3, np.float32))
     np.savez_compressed(tmp_path / "1.npz", x=np.zeros((1, 64 << 20), np.uint8))
     source = rf.open(tmp_path)
-
-    def refused() -> str:
-        with pytest.raises(SourceError) as said:
-            source.fetch([1])
-        return str(said.value)
-
-    most, said = peak(refused)
+    most, said = refusal(lambda: source.fetch([1]))
     assert "1.npz" in said
     assert "uint8[1, 67108864]" in said
     assert most < 4 << 20
@@ -499,8 +499,7 @@ def test_what_can_be_read_in_two_ways_is_refused_until_it_is_said(where: str, tm
 @pytest.mark.parametrize("name", ["rows.npy", "rows.npz"])
 def test_a_single_file_in_a_folder_is_refused_until_it_is_said(name: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    path = tmp_path / "data" / name
-    np.save(path, np.zeros((51, 2))) if name.endswith("y") else np.savez(path, array=np.zeros((51, 2)))
+    path = save_array(tmp_path / "data" / name, np.zeros((51, 2)))
     assert len(rf.open(path)) == 51
     for where in (tmp_path / "data", [path], f"{tmp_path}/data/*"):
         with pytest.raises(ArgumentError, match=r"51 samples[\s\S]*single sample"):

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -506,6 +507,21 @@ def test_a_damaged_dictionary_header_gives_no_index_beyond_the_dictionary(tmp_pa
 # Small row groups.
 
 
+#: A page of which each bit of the header and of the levels counts.
+PLAIN: dict[str, Any] = {"use_dictionary": False, "compression": "none", "write_page_checksum": False}
+
+
+def flip_bits_of_levels(path: Path, column: int) -> Iterator[int]:
+    """Flip a bit in one byte after the other of the first page of a column: in its header, and its levels."""
+    content = path.read_bytes()
+    page = pq.read_metadata(path).row_group(0).column(column).data_page_offset
+    for byte in range(page, page + 70):
+        bad = bytearray(content)
+        bad[byte] ^= 1
+        path.write_bytes(bad)
+        yield byte
+
+
 def test_small_row_groups_are_decoded_together_and_stay_blocks(tmp_path: Path) -> None:
     source = ParquetSource(write(table_of_all_types(500), tmp_path / "t.parquet", row_group_size=5))
     assert source.blocks.tolist() == [5] * 100
@@ -516,18 +532,9 @@ def test_small_row_groups_are_decoded_together_and_stay_blocks(tmp_path: Path) -
 def test_each_list_column_is_compared_with_its_own_number_of_values(tmp_path: Path) -> None:
     rows = [list(range(i % 4)) for i in range(40)]
     table = pa.table({"a": pa.array(rows, pa.list_(pa.int32())), "b": pa.array(rows[::-1], pa.list_(pa.int32()))})
-    path = write(
-        table, tmp_path / "t.parquet", use_dictionary=False, compression="none", write_page_checksum=False
-    )
-    content = path.read_bytes()
-    column = pq.read_metadata(path).row_group(0).column(1)
+    path = write(table, tmp_path / "t.parquet", **PLAIN)
     refused: set[str] = set()
-    for byte in range(
-        column.data_page_offset, column.data_page_offset + 70
-    ):  # the header of a page, and its levels
-        bad = bytearray(content)
-        bad[byte] ^= 1
-        path.write_bytes(bad)
+    for _ in flip_bits_of_levels(path, 1):
         for columns in (["a", "b"], ["b", "a"]):
             source = rf.open(path, columns=columns)
             try:
@@ -544,21 +551,9 @@ def test_each_list_column_is_compared_with_its_own_number_of_values(tmp_path: Pa
 def test_a_flipped_bit_in_list_levels_damages_only_its_own_row_group(tmp_path: Path) -> None:
     rows = [list(range(i, i + i % 4)) for i in range(60)]
     table = pa.table({"tokens": pa.array(rows, pa.list_(pa.int32()))})
-    path = write(
-        table,
-        tmp_path / "t.parquet",
-        row_group_size=20,
-        compression="none",
-        use_dictionary=False,
-        write_page_checksum=False,
-    )
-    content = path.read_bytes()
-    page = pq.read_metadata(path).row_group(0).column(0).data_page_offset
+    path = write(table, tmp_path / "t.parquet", row_group_size=20, **PLAIN)
     refused: Counter[str] = Counter()
-    for byte in range(page, page + 70):  # the page's header, and its levels
-        bad = bytearray(content)
-        bad[byte] ^= 1
-        path.write_bytes(bad)
+    for byte in flip_bits_of_levels(path, 0):
         source = rf.open(path)
         assert [row["tokens"] for row in samples_of(source, range(20, 60))] == rows[20:], byte
         try:

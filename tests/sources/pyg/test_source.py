@@ -84,6 +84,12 @@ class Pickled(OnDiskDataset):
     """Rows that are pickles, as PyG stores them where it is given no schema."""
 
 
+def on_disk(kind: type[OnDiskDataset], folder: Path, graphs: list[Any]) -> OnDiskDataset:
+    dataset = kind(str(folder))
+    dataset.extend(graphs)
+    return dataset
+
+
 class OneByOne(Dataset):
     """A PyG Dataset of the user's own, that reads each graph by itself."""
 
@@ -245,8 +251,7 @@ def test_parts_of_a_data_set_are_what_pyg_takes_them_for(tmp_path: Path) -> None
 
 
 def test_a_part_of_an_on_disk_data_set_has_its_own_graphs(tmp_path: Path) -> None:
-    dataset = OnDisk(str(tmp_path))
-    dataset.extend([graph(number) for number in range(20)])
+    dataset = on_disk(OnDisk, tmp_path, [graph(number) for number in range(20)])
     part = dataset[[7, 3, 11, 5]]
     # PyG's own loader hands the places in the part to the whole: it reads graphs 0 and 1 here.
     (first, second) = batches(rf.from_dataset(part), 2)
@@ -263,15 +268,13 @@ def test_graphs_changed_behind_the_stored_tensors_are_not_overlooked() -> None:
 
 
 def test_an_on_disk_data_set_is_read_as_by_pyg(tmp_path: Path) -> None:
-    dataset = OnDisk(str(tmp_path))
-    dataset.extend([graph(number) for number in range(20)])
+    dataset = on_disk(OnDisk, tmp_path, [graph(number) for number in range(20)])
     assert_as_pyg(dataset)
     assert_as_pyg(OnDisk(str(tmp_path), doubled))
 
 
 def test_rows_missing_from_an_on_disk_data_set_are_found(tmp_path: Path) -> None:
-    dataset = Pickled(str(tmp_path))
-    dataset.extend([graph(number) for number in range(8)])
+    dataset = on_disk(Pickled, tmp_path, [graph(number) for number in range(8)])
     dataset.db.cursor.execute("UPDATE Pickled SET id = 99 WHERE id = 5")
     dataset.db.connection.commit()
     source = rf.from_dataset(dataset)
@@ -313,12 +316,8 @@ def test_what_is_not_of_graphs_is_left_alone() -> None:
 )
 def test_every_graph_once_with_any_workers(kind: str, workers: tuple[Any, int], tmp_path: Path) -> None:
     graphs: list[Any] = [graph(number) for number in range(53)]
-    if kind == "disk":
-        dataset: Any = OnDisk(str(tmp_path))
-        dataset.extend(graphs)
-    elif kind == "pickled":
-        dataset = Pickled(str(tmp_path))
-        dataset.extend(graphs)
+    if kind in ("disk", "pickled"):
+        dataset: Any = on_disk(OnDisk if kind == "disk" else Pickled, tmp_path, graphs)
     else:
         dataset = graphs if kind == "list" else in_memory(graphs, doubled if kind == "transform" else None)
     steps = []
@@ -345,8 +344,7 @@ def test_every_graph_once_with_any_workers(kind: str, workers: tuple[Any, int], 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_stock_data_loader_reads_in_processes_of_either_kind(method: str, tmp_path: Path) -> None:
     graphs: list[Any] = [graph(number) for number in range(8)]
-    disk = OnDisk(str(tmp_path))
-    disk.extend(graphs)
+    disk = on_disk(OnDisk, tmp_path, graphs)
     assert len(disk) == 8  # its database is open here, and must not be used there
     sources = [rf.from_dataset(disk), rf.from_dataset(in_memory(graphs)), rf.open(saved(tmp_path, graphs))]
     together: Any = torch.utils.data.ConcatDataset(sources)
@@ -383,8 +381,7 @@ def test_a_fingerprint_changes_with_the_graphs_and_with_nothing_else(tmp_path: P
     assert rf.from_dataset(in_memory(graphs)).identified
     lists = [rf.from_dataset(item).fingerprint for item in (graphs, graphs[1:], list(graphs))]
     assert lists[0] == lists[2] != lists[1]
-    disk = Pickled(str(tmp_path))
-    disk.extend(graphs)
+    disk = on_disk(Pickled, tmp_path, graphs)
     before = rf.from_dataset(disk)
     disk.extend(graphs)
     assert before.fingerprint != rf.from_dataset(disk).fingerprint
@@ -479,7 +476,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path: Path) -> 
     with pytest.raises(UnsafeError, match=r"(?s)could run code.*data.pt.*allow_pickle=True"):
         rf.open(tmp_path)
     assert not trace.exists()
-    InMemoryDataset.save([Shifted(x=torch.ones(n, 1), y=torch.tensor([n])) for n in range(1, 9)], str(path))
+    saved(tmp_path, [Shifted(x=torch.ones(n, 1), y=torch.tensor([n])) for n in range(1, 9)])
     with pytest.raises(UnsafeError, match=r"(?s)Shifted.*from_dataset"):
         rf.open(tmp_path)
     assert batches(rf.open(tmp_path, allow_pickle=True))[0].y.tolist() == [1, 102, 203, 304]
@@ -525,9 +522,7 @@ def typed_graph(nodes: int, extra: int | None) -> Any:
 
 @pytest.mark.parametrize("extras", [(1, None, 3), (1, 2, None), (4, None, None)])
 def test_graphs_that_lack_a_node_type_are_refused_with_the_cause(extras: Any, tmp_path: Path) -> None:
-    (tmp_path / "processed").mkdir()
-    path = tmp_path / "processed" / "data.pt"
-    InMemoryDataset.save([typed_graph(nodes, extra) for nodes, extra in enumerate(extras, 1)], str(path))
+    path = saved(tmp_path, [typed_graph(nodes, extra) for nodes, extra in enumerate(extras, 1)])
     dataset = InMemoryDataset()
     dataset.load(str(path), data_cls=HeteroData)
     for read, where in (
@@ -543,8 +538,6 @@ def test_graphs_that_lack_a_node_type_are_refused_with_the_cause(extras: Any, tm
 
 
 def test_a_node_type_with_0_nodes_is_in_every_graph(tmp_path: Path) -> None:
-    (tmp_path / "processed").mkdir()
-    graphs = [typed_graph(nodes, extra) for nodes, extra in ((1, 2), (2, 0), (3, 1))]
-    InMemoryDataset.save(graphs, str(tmp_path / "processed" / "data.pt"))
+    saved(tmp_path, [typed_graph(nodes, extra) for nodes, extra in ((1, 2), (2, 0), (3, 1))])
     (batch,) = rf.Loader(rf.open(tmp_path), batch_size=3)
     assert batch["b"].batch.tolist() == [0, 0, 2]
