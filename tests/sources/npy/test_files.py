@@ -281,20 +281,12 @@ def test_arrays_without_a_tensor_are_refused_with_a_remedy(
 
 
 def test_rows_without_elements_take_no_memory_and_no_more_are_claimed_than_can_be(tmp_path: Path) -> None:
-    path = tmp_path / "rows.npy"
-
-    def claim(rows: int) -> None:
-        with path.open("wb") as file:
-            header = {"descr": "<f4", "fortran_order": False, "shape": (rows, 0)}
-            np.lib.format.write_array_header_1_0(file, header)
-
-    claim(10**14)
-    source = rf.open(path)
+    source = rf.open(_with_header(tmp_path / "rows.npy", (10**14, 0)))
     assert len(source) == int(source.blocks.sum()) == 10**14
     assert len(source.blocks) == 1
     assert source.fetch([10**14 - 1])["array"].gather().shape == (1, 0)  # type: ignore[attr-defined]
     for rows in (10**18, 10**30):
-        claim(rows)
+        path = _with_header(tmp_path / "rows.npy", (rows, 0))
         with pytest.raises(CorruptError, match=r"shape[\s\S]*rows\.npy"):
             rf.open(path)
 
