@@ -37,6 +37,14 @@ def read(array: Any, **options: Any) -> tuple[Field, list[Any]]:
     return fields["x"], rows_of(fields["x"], read_columns(table, fields, where="here", **options)["x"])
 
 
+def read_masked(array: Any) -> tuple[list[Any], list[bool]]:
+    """The rows of one column, and which of them are valid."""
+    table = pa.table({"x": array})
+    fields = fields_of(table.schema, nulls="mask")
+    stored = read_columns(table, fields, where="here", nulls="mask")
+    return rows_of(fields["x"], stored["x"]), stored["x_valid"].values.tolist()
+
+
 LISTS = [[1, 2], [], [3]]
 KINDS: list[tuple[str, Any, list[Any], str]] = [
     ("int", pa.array([1, -2, 3], pa.int16()), [1, -2, 3], "int16"),
@@ -138,28 +146,19 @@ def test_a_null_inside_a_row_makes_the_row_invalid() -> None:
         stored["x"].part(np.array([0, 2]))
         with pytest.raises(SourceError, match="row 1, column 'x'"):
             stored["x"].part(np.array([0, 1, 2]))
-        stored = read_columns(table, fields_of(table.schema, nulls="mask"), where="here", nulls="mask")
-        assert stored["x_valid"].values.tolist() == [True, False, True]
+        assert read_masked(array)[1] == [True, False, True]
 
 
 def test_dictionaries_of_chunks_may_hold_nulls() -> None:
     chunks = [pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), item) for item in ([1, None], [3, 4])]
-    table = pa.table({"x": pa.chunked_array(chunks)})
-    fields = fields_of(table.schema, nulls="mask")
-    stored = read_columns(table, fields, where="here", nulls="mask")
-    assert stored["x"].values.tolist() == [1, 0, 3, 4]
-    assert stored["x_valid"].values.tolist() == [True, False, True, True]
+    assert read_masked(pa.chunked_array(chunks)) == ([1, 0, 3, 4], [True, False, True, True])
 
 
 @pytest.mark.parametrize("entries", [["a", "b"], [5, 7], [[5], [7, 8]], ["a", "b", "c", "d", "e"]], ids=str)
 def test_nulls_of_a_dictionary_column_are_read_as_zero_or_empty(entries: list[Any]) -> None:
     array = pa.DictionaryArray.from_arrays(pa.array([0, None, 1, None], pa.int8()), pa.array(entries))
-    table = pa.table({"x": array})
-    fields = fields_of(table.schema, nulls="mask")
-    stored = read_columns(table, fields, where="here", nulls="mask")
     empty = type(entries[0])()
-    assert rows_of(fields["x"], stored["x"], [0, 1, 2, 3]) == [entries[0], empty, entries[1], empty]
-    assert stored["x_valid"].values.tolist() == [True, False, True, False]
+    assert read_masked(array) == ([entries[0], empty, entries[1], empty], [True, False, True, False])
 
 
 CODES = pa.array([0, 1, 1, 0], pa.int8())
@@ -177,8 +176,7 @@ def test_nulls_that_arrow_does_not_count_are_nulls(array: Any) -> None:
     assert [int(item) for item in rows_of(Field("object"), stored, [3, 0])] == [4, 1]
     with pytest.raises(SourceError, match=r"null[\s\S]*here, row 2, column 'x'"):
         stored.part(np.array([2]))
-    masked = read_columns(table, fields_of(table.schema, nulls="mask"), where="here", nulls="mask")
-    assert masked["x_valid"].values.tolist() == [True, True, False, True]
+    assert read_masked(array)[1] == [True, True, False, True]
 
 
 @pytest.mark.parametrize("array", [SPARSE, DENSE, ENCODED], ids=["sparse union", "dense union", "run-end encoded"])
@@ -252,9 +250,7 @@ def test_what_an_object_is_does_not_follow_from_the_rows_beside_it(kind: Any, ma
 def test_what_a_null_row_hides_is_not_seen() -> None:
     mask = pa.array([False, True, False])
     hidden = pa.ListArray.from_arrays(pa.array([0, 1, 3, 4]), pa.array([1, 98, 99, 4]), mask=mask)
-    table = pa.table({"x": hidden})
-    fields = fields_of(table.schema, nulls="mask")
-    assert rows_of(fields["x"], read_columns(table, fields, where="here", nulls="mask")["x"]) == [[1], [], [4]]
+    assert read_masked(hidden) == ([[1], [], [4]], [True, False, True])
 
 
 WORDS = pa.DictionaryArray.from_arrays(pa.array(np.arange(3000) % 5, pa.int8()), ["w" * 500] * 5)
@@ -365,13 +361,9 @@ def test_any_slice_of_any_lists_is_read_right(rows: list[Any], data: st.DataObje
     start = data.draw(st.integers(0, len(rows)))
     length = data.draw(st.integers(0, len(rows) - start))
     kind = data.draw(st.sampled_from([pa.list_, pa.large_list, pa.list_view]))
-    table = pa.table({"x": pa.array(rows, kind(pa.int64())).slice(start, length)})
-    fields = fields_of(table.schema, nulls="mask")
-    stored = read_columns(table, fields, where="here", nulls="mask")
     expected = [[item or 0 for item in row or []] for row in rows[start : start + length]]
-    assert rows_of(fields["x"], stored["x"]) == expected
     valid = [row is not None and None not in row for row in rows[start : start + length]]
-    assert stored["x_valid"].values.tolist() == valid
+    assert read_masked(pa.array(rows, kind(pa.int64())).slice(start, length)) == (expected, valid)
 
 
 def test_text_that_is_no_utf8_is_told_with_its_file() -> None:
