@@ -107,8 +107,7 @@ def test_every_sample_once_across_ranks_workers_and_resumptions(names: list[str]
             start = {"start": "spawn"} if name == "lance" else {}
             parts.append(cell(name, number + leg, **load, **stop, **start))
             if (number + leg) % 2:
-                shuffle = {"shuffle": "window"} if (number + leg + 2) % len(WORKERS) < 3 and leg > 1 else {}
-                whole.append(cell(name, number + leg + 2, **shuffle))
+                whole.append(cell(name, number + leg + 2))
         told = table.launch(ranks, [*parts, *whole], 200)
         for part, said in zip(parts, told, strict=False):
             resumed[part["format"]] += global_batches(said)
@@ -117,11 +116,6 @@ def test_every_sample_once_across_ranks_workers_and_resumptions(names: list[str]
     for name, batches in resumed.items():
         table.check_epoch({"format": name, "shuffle": "global", "resumed over ranks": order}, batches)
     print(f"\n{table.tally.total()} cells: {dict(table.tally)}")
-
-
-def stop_of(kind: int) -> int:
-    """Steps after which a cell of a kind of worker stops."""
-    return (1 + kind * 2) % (STEPS - 1) + 1
 
 
 @pytest.mark.soak

@@ -411,20 +411,17 @@ def test_a_stream_that_is_read_for_its_fields_loses_nothing_and_keeps_its_state(
     assert [batch["x"].tolist() for batch in again] == [[6, 7, 8, 9, 10, 11, 12], [13, 14, 15, 16, 17, 18, 19]]
 
 
-# Packing
+# Writing
 
 
 @pytest.mark.parametrize("wrap", [list, rf.from_dataset], ids=["iterable", "dataset"])
-def test_packing_loses_no_digits_to_an_empty_list_and_widens_to_what_comes_late(wrap: Any, tmp_path: Path) -> None:
+def test_writing_loses_no_digits_to_an_empty_list_and_widens_to_what_comes_late(wrap: Any, tmp_path: Path) -> None:
     rows = [{"x": [9007199254740993], "y": 1, "z": np.ones(2)} for _ in range(600)]
     rows[300] = {"x": [], "y": 2.5, "z": np.ones(3)}
-    packed = rf.write(wrap(rows), tmp_path / "one", progress=False)
-    assert (packed.fields["x"].dtype, packed.fields["y"].dtype, packed.fields["z"].kind) == (
-        "int64",
-        "float64",
-        "ragged",
-    )
-    assert [packed[number]["x"].tolist() for number in (0, 300)] == [[9007199254740993], []]
+    written = rf.write(wrap(rows), tmp_path / "one", progress=False)
+    fields = written.fields
+    assert (fields["x"].dtype, fields["y"].dtype, fields["z"].kind) == ("int64", "float64", "ragged")
+    assert [written[index]["x"].tolist() for index in (0, 300)] == [[9007199254740993], []]
     rows[300]["x"] = [0.5]
     with pytest.raises(rf.errors.WriteError, match=r"(?s)'x'"):
         rf.write(wrap(rows), tmp_path / "two", progress=False)

@@ -121,7 +121,7 @@ LEGITIMATE = {
     "NODE_RANK=0 alone, as Lightning's users export": ({"NODE_RANK": 0}, "0/1 0/1 0/1 single"),
     "srun, even nodes": (slurm(3, "2(x2)"), "3/4 1/2 1/2 slurm"),
     "srun, uneven nodes": (slurm(6, "2(x3),1"), "6/7 0/1 3/4 slurm"),
-    "srun, one process": (slurm(0, "1"), "0/1 0/1 0/1 slurm"),
+    "srun, or srun --pty bash, one process": (slurm(0, "1"), "0/1 0/1 0/1 slurm"),
     "a step without lists of nodes": (
         {
             "SLURM_STEP_ID": 0,
@@ -143,7 +143,6 @@ LEGITIMATE = {
         {**SALLOC, "SLURM_STEP_ID": 4294967290, "SLURM_PROCID": 0},
         "0/1 0/1 0/1 single",
     ),
-    "srun --pty bash, then python": (slurm(0, "1"), "0/1 0/1 0/1 slurm"),
     "srun --mpi=pmi2": ({**slurm(2, "2,1"), **pmi(2, 3)}, "2/3 0/1 1/2 slurm"),
     "srun --mpi=pmix": ({**slurm(2, "2,1"), **pmix(2)}, "2/3 0/1 1/2 slurm"),
     "srun, and the program spoke MPI": ({**slurm(2, "2,1"), **openmpi(2, 3, 0, 1)}, "2/3 0/1 1/2 slurm"),
