@@ -77,7 +77,19 @@ class Model(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def stop(self, hook: str) -> None:
-        """Where a test lets a job end."""
+        """Called in each hook, for a model that ends its job."""
+
+
+class Stopping(Model):
+    """Ends its job by an exception in a hook of a batch, which is counted from 0."""
+
+    def __init__(self, hook: str, batch: int) -> None:
+        super().__init__()
+        self.hook, self.done = hook, batch + (hook == "on_train_batch_end")
+
+    def stop(self, hook: str) -> None:
+        if hook == self.hook and len(self.trained) == self.done:
+            raise Stopped
 
 
 def loader(rows: int = ROWS, **options: Any) -> rf.Loader:
@@ -173,14 +185,8 @@ def test_an_epoch_that_max_steps_ended_early_goes_on(saved: str, rows: int, limi
 
 
 def stopped(folder: Path, hook: str, batch: int, **options: Any) -> Model:
-    """A job that an exception ends in a hook of a batch, counted from 0; its checkpoint is stopped.ckpt."""
-    model = Model()
-
-    def stop(here: str) -> None:
-        if here == hook and len(model.trained) == batch + (hook == "on_train_batch_end"):
-            raise Stopped
-
-    model.stop = stop  # type: ignore[method-assign]
+    """A job that an exception ends in a hook of a batch; its checkpoint is stopped.ckpt."""
+    model = Stopping(hook, batch)
     keep = OnExceptionCheckpoint(folder, "stopped")
     with pytest.raises(Stopped):
         trainer(keep, max_epochs=2, **options).fit(model, loader(), loader(11, shuffle=False))
@@ -223,29 +229,37 @@ def test_a_job_stopped_by_an_exception_can_be_resumed_again(tmp_path: Path) -> N
     assert before.trained + once.trained + again.trained == planned(range(2))
 
 
+class Both(Model):
+    """Trains on batches of two loaders, of which one may have ended."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        ids = [[] if batch is None else batch["id"].tolist() for batch in self.batch.values()]
+        self.trained.append((self.current_epoch, ids))
+
+
+def long_and_short(samples: int = 8) -> dict[str, rf.Loader]:
+    """A loader, and a shorter one of so many samples."""
+    short = rf.from_dataset([{"id": each} for each in range(samples)])
+    return {"long": loader(), "short": rf.Loader(short, ROWS, shuffle=True)}
+
+
+def trained_on_both(*callbacks: Any, samples: int = 8, mode: str = "", **options: Any) -> Steps:
+    model, feeds = Both(), long_and_short(samples)
+    loaders: Any = CombinedLoader(feeds, mode) if mode else feeds
+    trainer(*callbacks, max_epochs=2).fit(model, loaders, **options)
+    return model.trained
+
+
 @pytest.mark.skipif("on_exception" not in vars(ModelCheckpoint), reason="this Lightning has no save_on_exception")
 def test_of_several_loaders_each_goes_on_with_its_batch_in_hand(tmp_path: Path) -> None:
-    def feeds() -> dict[str, rf.Loader]:
-        few = rf.from_dataset([{"id": each} for each in range(8)])
-        return {"long": loader(), "short": rf.Loader(few, ROWS, shuffle=True)}
+    class StoppingBoth(Both, Stopping):
+        pass
 
-    class Both(Model):
-        batches = 99
-
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            if len(self.trained) == self.batches:
-                raise Stopped
-            both = {"id": torch.cat([batch["long"]["id"], batch["short"]["id"]])}
-            return super().training_step(both, batch_idx)
-
-    whole, before, after = Both(), Both(), Both()
-    before.batches = 3
-    trainer(max_epochs=2).fit(whole, feeds())
+    before = StoppingBoth("training_step", 3)
     keep = ModelCheckpoint(dirpath=tmp_path, filename="stopped", save_on_exception=True)
     with pytest.raises(Stopped):
-        trainer(keep, max_epochs=2).fit(before, feeds())
-    trainer(max_epochs=2).fit(after, feeds(), ckpt_path=tmp_path / "stopped.ckpt")
-    assert before.trained + after.trained == whole.trained
+        trainer(keep, max_epochs=2).fit(before, long_and_short())
+    assert before.trained + trained_on_both(ckpt_path=tmp_path / "stopped.ckpt") == trained_on_both()
 
 
 @pytest.mark.parametrize("every", [1, 2])
@@ -256,40 +270,21 @@ def test_one_loader_in_two_places_is_refused(every: int) -> None:
             trainer(max_epochs=2, check_val_every_n_epoch=every).fit(Model(), train, val)
 
 
-class Both(Model):
-    """Trains on batches of two loaders, of which one may have ended."""
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        ids = [[] if batch is None else batch["id"].tolist() for batch in self.batch.values()]
-        self.trained.append((self.current_epoch, ids))
-
-
 @pytest.mark.parametrize(("mode", "every"), [("max_size", 2), ("max_size", 4), ("min_size", 1)])
 def test_a_shorter_loader_that_was_through_is_not_read_again(mode: str, every: int, tmp_path: Path) -> None:
-    def fit(*callbacks: Any, **options: Any) -> Steps:
-        short = rf.Loader(rf.from_dataset([{"id": each} for each in range(8)]), ROWS, shuffle=True)
-        model = Both()
-        feeds = CombinedLoader({"long": loader(), "short": short}, mode)
-        trainer(*callbacks, max_epochs=2).fit(model, feeds, **options)
-        return model.trained
-
-    whole = fit(saver(tmp_path, every_n_train_steps=every))
-    assert fit(ckpt_path=tmp_path / f"step={every}.ckpt") == whole[every:]
+    whole = trained_on_both(saver(tmp_path, every_n_train_steps=every), mode=mode)
+    assert trained_on_both(mode=mode, ckpt_path=tmp_path / f"step={every}.ckpt") == whole[every:]
     epochs = Counter(epoch for epoch, (_, ids) in whole for _ in ids)
     assert epochs == {0: 8, 1: 8}
 
 
 @pytest.mark.parametrize("samples", [8, 14])
 def test_a_shorter_loader_that_was_begun_anew_goes_on_as_if_never_stopped(samples: int, tmp_path: Path) -> None:
-    def fit(*callbacks: Any, **options: Any) -> Steps:
-        short = rf.Loader(rf.from_dataset([{"id": each} for each in range(samples)]), ROWS, shuffle=True)
-        model = Both()
-        trainer(*callbacks, max_epochs=2).fit(model, {"long": loader(), "short": short}, **options)
-        return model.trained
-
-    whole = fit(saver(tmp_path / "steps", every_n_train_steps=3), saver(tmp_path / "epochs"))
+    callbacks = saver(tmp_path / "steps", every_n_train_steps=3), saver(tmp_path / "epochs")
+    whole = trained_on_both(*callbacks, samples=samples)
     for saved, steps in [("steps", 3), ("steps", STEPS), ("epochs", STEPS), ("steps", 9)]:
-        assert fit(ckpt_path=tmp_path / saved / f"step={steps}.ckpt") == whole[steps:], (saved, steps)
+        checkpoint = tmp_path / saved / f"step={steps}.ckpt"
+        assert trained_on_both(samples=samples, ckpt_path=checkpoint) == whole[steps:], (saved, steps)
 
 
 def numbers(epoch: int) -> Any:
@@ -333,12 +328,7 @@ def test_beside_a_stream_a_loader_resumes_after_any_batch(tmp_path: Path) -> Non
 
 
 def test_a_stream_that_is_stopped_by_an_error_comes_again_with_the_batch_in_hand(tmp_path: Path) -> None:
-    class Stops(Model):
-        def stop(self, hook: str) -> None:
-            if hook == "training_step" and len(self.trained) == 3:
-                raise Stopped
-
-    stopped, rest = Stops(), Model()
+    stopped, rest = Stopping("training_step", 3), Model()
     with pytest.raises(Stopped):
         trainer(saver(tmp_path, save_on_exception=True), max_epochs=1).fit(
             stopped, rf.Loader(rf.from_iterable(Counting), 2)
@@ -459,24 +449,18 @@ def test_a_hook_that_reads_the_training_loader_during_an_epoch_is_refused() -> N
 @pytest.fixture(scope="module")
 def unchecked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints of Trainers without LoaderCheck: in mid-epoch, with a batch in hand, of a stream."""
-    found = {}
+    checkpoints = {}
     for name, feed, options in (
         ("middle", loader(), {"every_n_train_steps": 3}),
         ("in hand", loader(), {"save_on_exception": True, "save_last": False}),
         ("stream", rf.Loader(rf.from_iterable(numbers), 2), {"every_n_train_steps": 2}),
     ):
         folder = tmp_path_factory.mktemp("unchecked")
-        model = Model()
-
-        def stop(hook: str, model: Model = model) -> None:
-            if hook == "training_step" and len(model.trained) == 3:
-                raise Stopped
-
-        model.stop = stop  # type: ignore[method-assign]
+        keep = saver(folder, **options)
         with pytest.raises(Stopped):
-            trainer(saver(folder, **options), check=False, max_epochs=1).fit(model, feed)
-        found[name] = min(folder.iterdir())
-    return found
+            trainer(keep, check=False, max_epochs=1).fit(Stopping("training_step", 3), feed)
+        checkpoints[name] = min(folder.iterdir())
+    return checkpoints
 
 
 def test_without_the_callback_a_checkpoint_is_resumed_where_nothing_is_lost(unchecked: dict[str, Path]) -> None:

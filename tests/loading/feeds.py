@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -272,6 +273,21 @@ def feed(rank: int = 0, world_size: int = 1, size: int = 50, batch_size: int = 4
     """A loader of one rank of several, over ``size`` samples."""
     options = {"shuffle": "global", "id_column": "id", "seed": 3, **options}
     return Loader(Memory(size), batch_size, topology=Topology(rank=rank, world_size=world_size), **options)
+
+
+def loaded(state: dict[str, Any], *arguments: Any, **options: Any) -> Loader:
+    """A loader that resumes from a state, which was saved as JSON."""
+    loader = feed(*arguments, **options)
+    loader.load_state_dict(json.loads(json.dumps(state)))
+    return loader
+
+
+def state_after(steps: int, *arguments: Any, epoch: int = 0, **options: Any) -> dict[str, Any]:
+    """The state of a loader that has delivered some steps of an epoch."""
+    loader = feed(*arguments, **options)
+    loader.set_epoch(epoch)
+    take(iter(loader), steps)
+    return loader.state_dict()
 
 
 def delivered(batches: Sequence[dict[str, Any]]) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.loading.feeds import ENGINES, NAMES, Tuples, delivered, feed, steps_of, take
+from tests.loading.feeds import ENGINES, NAMES, Tuples, delivered, feed, state_after, take
 
 import rankfeed as rf
 from rankfeed.errors import AuditError, TransformError
@@ -122,17 +122,13 @@ def test_ranks_with_different_batch_sizes_are_found() -> None:
 
 @pytest.mark.parametrize("new", [1, 2, 3])
 def test_a_resumed_epoch_is_checked_from_where_it_was_taken_up(new: int) -> None:
-    donor = [feed(rank, 2) for rank in range(2)]
-    steps_of(donor, 3)
-    together = EpochAudit.merge([report(rank, new, donor[0].state_dict()) for rank in range(new)])
+    together = EpochAudit.merge([report(rank, new, state_after(3, 0, 2)) for rank in range(new)])
     together.check()
     assert (together.start, together.end, len(together.delivered)) == (24, 50, 26)
 
 
 def test_after_the_very_end_of_an_epoch_the_next_one_is_checked() -> None:
-    donor = feed()
-    take(iter(donor), len(donor))
-    after = report(0, 1, donor.state_dict())
+    after = report(0, 1, state_after(len(feed())))
     after.check()
     assert (after.epoch, after.start, len(after.delivered)) == (1, 0, 50)
 

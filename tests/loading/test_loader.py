@@ -24,7 +24,9 @@ from tests.loading.feeds import (
     assert_once,
     delivered,
     feed,
+    loaded,
     same,
+    state_after,
     steps_of,
     take,
     workers,
@@ -112,8 +114,7 @@ def test_a_loop_that_counts_the_steps_of_an_epoch_moves_on_to_the_next(engine: d
         batches = [batch for _, batch in zip(range(len(loader)), loader, strict=False)]
         assert loader.epoch == loader.state_dict()["epoch"] == epoch, "unchanged until the next iteration"
         assert same(batches, list(expected))
-    resumed = feed(tail=tail, **engine)
-    resumed.load_state_dict(loader.state_dict())
+    resumed = loaded(loader.state_dict(), tail=tail, **engine)
     assert same(next(iter(resumed)), next(iter(loader)))
     for step, _ in enumerate(loader, 1):
         if step == len(loader):
@@ -135,23 +136,17 @@ def test_len_is_steps_done_and_steps_left() -> None:
     for _ in range(total):
         assert len(loader) == total
         next(iterator)
-    other = feed(batch_size=8)
-    halfway = feed()
-    take(iter(halfway), 5)
-    other.load_state_dict(halfway.state_dict())
+    other = loaded(state_after(5), batch_size=8)
     assert len(other) == 5 + len(list(other))
 
 
 def test_set_epoch_to_the_current_one_keeps_a_loaded_place_and_another_starts_anew() -> None:
-    donor = feed()
-    donor.set_epoch(4)
-    take(iter(donor), 3)
-    loader = feed()
-    loader.load_state_dict(donor.state_dict())
+    state = state_after(3, epoch=4)
+    loader = loaded(state)
     loader.set_epoch(4)
-    assert loader.state_dict() == donor.state_dict()
+    assert loader.state_dict() == state
     assert len(delivered(list(loader))) == 50 - 12
-    loader.load_state_dict(donor.state_dict())
+    loader.load_state_dict(state)
     loader.set_epoch(5)
     assert loader.state_dict()["position"] == 0
     assert_once(delivered(list(loader)), 50)
@@ -179,34 +174,28 @@ def test_an_iteration_that_has_not_begun_follows_the_loader(engine: dict[str, An
 
 
 def test_a_framework_does_not_lead_back_from_a_loaded_place() -> None:
-    donor = _at_epoch(feed(), 1)
-    take(iter(donor), 3)
-    loader = feed()
-    loader.load_state_dict(donor.state_dict())
+    state = state_after(3, epoch=1)
+    loader = loaded(state)
     loader.batch_sampler.sampler.set_epoch(0)
-    assert loader.state_dict() == donor.state_dict()
+    assert loader.state_dict() == state
     loader.batch_sampler.sampler.set_epoch(2)
     assert (loader.epoch, loader.state_dict()["position"]) == (2, 0)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_framework_that_would_count_wrongly_is_refused(ranks: int) -> None:
-    donor = feed(0, 2)
-    take(iter(donor), 4)
-    loader = feed(0, ranks)
-    loader.load_state_dict(donor.state_dict())
+    state = state_after(4, 0, 2)
+    loader = loaded(state, 0, ranks)
     with pytest.raises(errors.StateError, match=r"(?s)would lose samples.*callbacks=\[.*LoaderCheck\(\)\]"):
         loader.batch_sampler.sampler.set_epoch(0)
     loader.is_recounted = True
     loader.batch_sampler.sampler.set_epoch(0)
-    assert loader.state_dict() == donor.state_dict()
+    assert loader.state_dict() == state
 
 
 def test_a_framework_that_counts_rightly_is_not_refused_wherever_the_epoch_was_left() -> None:
     for steps in range(1, 13):  # 50 samples on 2 ranks: the last two of 13 steps are smaller
-        donor, loader = feed(0, 2, batch_size=2), feed(0, 2, batch_size=2)
-        take(iter(donor), steps)
-        loader.load_state_dict(donor.state_dict())
+        loader = loaded(state_after(steps, 0, 2, batch_size=2), 0, 2, batch_size=2)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             loader.batch_sampler.sampler.set_epoch(0)
@@ -277,8 +266,7 @@ def test_an_iterator_that_raised_does_not_end_as_if_the_epoch_were_complete(engi
             next(batches)
     assert (loader.epoch, loader.state_dict()["position"]) == (0, 16)
     # The step that failed is the next one of a loader that resumes, and of this one.
-    healed = feed(size=40, batch_size=4, shuffle=False, **engine)
-    healed.load_state_dict(loader.state_dict())
+    healed = loaded(loader.state_dict(), size=40, batch_size=4, shuffle=False, **engine)
     seen.update(sample_id for batch in healed for sample_id in batch["id"].tolist())
     assert seen == Counter(range(40))
     loader.load_state_dict(loader.state_dict())
@@ -302,9 +290,7 @@ def test_a_loader_pickles_and_copies_with_its_place() -> None:
     take(iterator, 3)
     for twin in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
         assert twin.state_dict() == loader.state_dict()
-        resumed = feed()
-        resumed.load_state_dict(twin.state_dict())
-        assert delivered(list(resumed)) == delivered(list(iter(_resumed(loader.state_dict()))))
+        assert delivered(list(loaded(twin.state_dict()))) == delivered(list(loaded(loader.state_dict())))
     assert len(list(iterator)) == len(loader) - 3
 
 
@@ -327,12 +313,6 @@ def test_repr_has_data_options_and_progress(monkeypatch: pytest.MonkeyPatch, tmp
     stream = rf.Loader(rf.from_iterable(range), 4)
     assert repr(stream).startswith("Loader(from_iterable(<class 'range'>), batch_size=4, ")
     assert "shuffle" not in repr(stream)
-
-
-def _resumed(state: dict[str, Any], **options: Any) -> Loader:
-    loader = feed(**options)
-    loader.load_state_dict(state)
-    return loader
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,9 @@ from tests.loading.feeds import (
     feed,
     from_globals,
     keyed,
+    loaded,
     same,
-    take,
+    state_after,
 )
 
 from rankfeed.loading import Loader
@@ -62,11 +63,9 @@ def test_epochs_and_seeds_draw_other_numbers() -> None:
 
 
 def test_a_resumed_epoch_draws_what_it_would_have() -> None:
-    donor = feed(transform=keyed, batch_transform=batch_noise)
-    take(iter(donor), 4)
-    loader = feed(transform=keyed, batch_transform=batch_noise, num_workers=2)
-    loader.load_state_dict(donor.state_dict())
-    assert same(list(loader), list(feed(transform=keyed, batch_transform=batch_noise))[4:])
+    options: dict[str, Any] = {"transform": keyed, "batch_transform": batch_noise}
+    loader = loaded(state_after(4, **options), num_workers=2, **options)
+    assert same(list(loader), list(feed(**options))[4:])
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)

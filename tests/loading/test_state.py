@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.loading.feeds import ENGINES, NAMES, Memory, assert_once, delivered, feed, same, steps_of, take
+from tests.loading.feeds import (
+    ENGINES,
+    NAMES,
+    Memory,
+    assert_once,
+    delivered,
+    feed,
+    loaded,
+    same,
+    state_after,
+    steps_of,
+    take,
+)
 
 from rankfeed.diagnostics import verify_run
 from rankfeed.errors import StateError
@@ -20,12 +32,6 @@ from rankfeed.loading import Loader
 from rankfeed.loading.state import encode_state
 from rankfeed.plan import Cursor, Plan
 from rankfeed.topology import Topology
-
-
-def loaded(state: dict[str, Any], *arguments: Any, **options: Any) -> Loader:
-    loader = feed(*arguments, **options)
-    loader.load_state_dict(json.loads(json.dumps(state)))
-    return loader
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
@@ -63,7 +69,8 @@ def test_a_chain_of_resumes_on_changing_topologies_delivers_each_sample_once(dat
         if state["epoch"] or state["position"] == size:
             break
     else:
-        ids += [each for step in steps_of([loaded_window(state, size, shuffle)]) for each in delivered(step)]
+        rest = loaded(state, size=size, shuffle=shuffle, window=11)
+        ids += [each for step in steps_of([rest]) for each in delivered(step)]
     assert_once(ids, size)
 
 
@@ -82,10 +89,6 @@ def _leg(data: st.DataObject, size: int, world_size: int, shuffle: str) -> list[
         )
         for rank in range(world_size)
     ]
-
-
-def loaded_window(state: dict[str, Any], size: int, shuffle: str) -> Loader:
-    return loaded(state, size=size, shuffle=shuffle, window=11)
 
 
 @pytest.mark.parametrize("old", [1, 2, 3])
@@ -211,12 +214,11 @@ def test_stats_and_a_ledger_have_the_epoch_that_is_delivered(tmp_path: Path) -> 
 
 
 def test_loading_twice_is_loading_once() -> None:
-    donor = feed()
-    take(iter(donor), 2)
-    loader = loaded(donor.state_dict())
+    state = state_after(2)
+    loader = loaded(state)
     take(iter(loader), 3)
-    loader.load_state_dict(donor.state_dict())
-    assert loader.state_dict() == donor.state_dict()
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
     assert same(list(loader), list(feed())[2:])
 
 
@@ -243,9 +245,7 @@ def test_a_state_taken_between_iter_and_the_first_batch_is_the_place_itself() ->
 
 
 def test_iterating_anew_after_a_break_from_a_loaded_place_begins_the_epoch() -> None:
-    donor = feed()
-    take(iter(donor), 4)
-    loader = loaded(donor.state_dict())
+    loader = loaded(state_after(4))
     take(iter(loader), 1)
     again = iter(loader)
     assert loader.state_dict()["position"] == 0
@@ -253,24 +253,19 @@ def test_iterating_anew_after_a_break_from_a_loaded_place_begins_the_epoch() -> 
 
 
 def test_a_loaded_state_in_another_epoch_has_that_epochs_order() -> None:
-    donor = feed()
-    donor.set_epoch(3)
-    expected = list(donor)
-    donor.set_epoch(3)
-    take(iter(donor), 5)
-    assert same(list(loaded(donor.state_dict())), expected[5:])
+    whole = feed()
+    whole.set_epoch(3)
+    assert same(list(loaded(state_after(5, epoch=3))), list(whole)[5:])
 
 
 def test_lanes_go_with_the_state() -> None:
-    donor = feed(shuffle="window", lanes=5, window=10)
-    expected = list(donor)
-    donor.set_epoch(0)
-    take(iter(donor), 4)
-    loader = loaded(donor.state_dict(), shuffle="window", window=10)
-    assert loader.state_dict() == donor.state_dict()
-    assert same(list(loader), expected[4:])
+    options: dict[str, Any] = {"shuffle": "window", "lanes": 5, "window": 10}
+    state = state_after(4, **options)
+    loader = loaded(state, shuffle="window", window=10)
+    assert loader.state_dict() == state
+    assert same(list(loader), list(feed(**options))[4:])
     with pytest.raises(StateError, match="lanes was 5, is 7"):
-        loaded(donor.state_dict(), shuffle="window", window=10, lanes=7)
+        loaded(state, shuffle="window", window=10, lanes=7)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -279,15 +274,13 @@ def test_lanes_go_with_the_state() -> None:
 )
 def test_the_state_decides_the_order_where_options_leave_it_open(options: dict[str, Any], version: int) -> None:
     plan = Plan(Memory(50).blocks, seed=3, **options).with_order(version)
-    donor = feed(shuffle=False, plan=plan)
-    expected = [list(donor) for _ in range(3)]
-    donor.set_epoch(0)
-    take(iter(donor), 4)
-    loader = loaded(donor.state_dict(), shuffle=True)
-    assert loader.state_dict() == donor.state_dict()
+    whole, state = feed(shuffle=False, plan=plan), state_after(4, shuffle=False, plan=plan)
+    expected = [list(whole) for _ in range(3)]
+    loader = loaded(state, shuffle=True)
+    assert loader.state_dict() == state
     assert same([list(loader) for _ in range(3)], [expected[0][4:], *expected[1:]])  # later epochs keep it
     # Of a plan of one's own, the version is that of the state.
-    loader = loaded(donor.state_dict(), shuffle=False, plan=plan.with_order(3 - version))
+    loader = loaded(state, shuffle=False, plan=plan.with_order(3 - version))
     assert same(list(loader), expected[0][4:])
 
 
@@ -387,9 +380,8 @@ GOOD = feed().state_dict()
     ids=lambda bad: repr(bad)[:60],
 )
 def test_what_is_no_state_is_refused_and_leaves_the_loader_where_it_is(bad: Any) -> None:
-    loader = feed()
-    take(iter(loader), 2)
-    before = loader.state_dict()
+    before = state_after(2)
+    loader = loaded(before)
     with pytest.raises(StateError):
         loader.load_state_dict(bad)
     assert loader.state_dict() == before

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.zoo.data import BATCH, ROWS, collate, parquet, place
-from torch.utils.data import DataLoader
+from tests.zoo import of_torch
+from tests.zoo.data import ROWS, collate, parquet, place
 
 
-def loader(dataset: Any, num_workers: int, multiprocessing_context: Any) -> Any:
-    context = multiprocessing_context if num_workers else None
-    options = {"num_workers": num_workers, "multiprocessing_context": context, "collate_fn": collate}
-    return DataLoader(dataset, BATCH, **options)
+def loader(dataset: Any, num_workers: int, multiprocessing_context: Any, **options: Any) -> Any:
+    return of_torch.loader(dataset, num_workers, multiprocessing_context, collate_fn=collate, **options)
 
 
 def stream(files: int) -> Any:
@@ -73,9 +71,7 @@ def shuffled_and_resumed(num_workers: int, multiprocessing_context: Any) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     dataset = split(stream(4).shuffle(seed=1, buffer_size=30))
-    context = multiprocessing_context if num_workers else None
-    options = {"num_workers": num_workers, "multiprocessing_context": context, "collate_fn": collate}
-    return StatefulDataLoader(dataset, BATCH, **options)
+    return loader(dataset, num_workers, multiprocessing_context, kind=StatefulDataLoader)
 
 
 def map_style(num_workers: int, multiprocessing_context: Any) -> Any:

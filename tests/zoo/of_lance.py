@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.zoo import of_torch
 from tests.zoo.data import BATCH, lance_table, place
-from torch.utils.data import DataLoader
 
 FRAGMENTS = 10
 
@@ -14,8 +14,7 @@ def loader(num_workers: int, multiprocessing_context: Any, fragments: int = FRAG
     from lance.torch.data import LanceDataset
 
     dataset = LanceDataset(lance_table(fragments), BATCH, columns=["sample_id", "x"], **options)
-    context = multiprocessing_context if num_workers else None
-    return DataLoader(dataset, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
+    return of_torch.loader(dataset, num_workers, multiprocessing_context, batch_size=None)
 
 
 def automatic(num_workers: int, multiprocessing_context: Any) -> Any:

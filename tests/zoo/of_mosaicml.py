@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.zoo import of_torch
 from tests.zoo.data import BATCH, ROWS, collate, mds
-from torch.utils.data import DataLoader
 
 
 def loader(num_workers: int, multiprocessing_context: Any, rows: int = ROWS, **options: Any) -> Any:
     from tests.sources.mds.streaming_mds import streaming_dataset
 
     dataset = streaming_dataset()(local=str(mds(rows)), **({"batch_size": BATCH} | options))
-    context = multiprocessing_context if num_workers else None
-    return DataLoader(dataset, BATCH, num_workers=num_workers, multiprocessing_context=context, collate_fn=collate)
+    return of_torch.loader(dataset, num_workers, multiprocessing_context, collate_fn=collate)
 
 
 def shuffled(num_workers: int, multiprocessing_context: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tests.zoo.data import BATCH, ROWS, place
-from tests.zoo.of_torch import shared
+from tests.zoo.data import ROWS, place
+from tests.zoo.of_torch import loader, shared
 
 
 def graphs() -> Any:
@@ -16,27 +16,19 @@ def graphs() -> Any:
     return [Data(x=torch.ones(2, 3), edge_index=edges, sample_id=torch.tensor([number])) for number in range(ROWS)]
 
 
-def options(num_workers: int, multiprocessing_context: Any) -> dict[str, Any]:
-    return {
-        "batch_size": BATCH,
-        "num_workers": num_workers,
-        "multiprocessing_context": multiprocessing_context if num_workers else None,
-    }
-
-
 def graph_loader(num_workers: int, multiprocessing_context: Any) -> Any:
     """PyG's DataLoader with torch's sampler: sound."""
     from torch_geometric.loader import DataLoader
 
     data = graphs()
-    return DataLoader(data, sampler=shared(data), **options(num_workers, multiprocessing_context))
+    return loader(data, num_workers, multiprocessing_context, DataLoader, sampler=shared(data))
 
 
 def graphs_not_shared_out(num_workers: int, multiprocessing_context: Any) -> Any:
     """PyG's DataLoader knows no ranks."""
     from torch_geometric.loader import DataLoader
 
-    return DataLoader(graphs(), shuffle=True, **options(num_workers, multiprocessing_context))
+    return loader(graphs(), num_workers, multiprocessing_context, DataLoader, shuffle=True)
 
 
 def nodes(seeds: Any, num_workers: int, multiprocessing_context: Any) -> Any:
@@ -56,10 +48,8 @@ def nodes(seeds: Any, num_workers: int, multiprocessing_context: Any) -> Any:
             return SamplerOutput(index.node, none, none, none, None, metadata=(index.input_id, None))
 
     data = Data(x=torch.arange(ROWS).float()[:, None], edge_index=none.repeat(2, 1), num_nodes=ROWS)
-    loader = NodeLoader(
-        data, Seeds(), input_nodes=seeds, shuffle=True, **options(num_workers, multiprocessing_context)
-    )
-    return loader, "n_id"
+    options = {"node_sampler": Seeds(), "input_nodes": seeds, "shuffle": True}
+    return loader(data, num_workers, multiprocessing_context, NodeLoader, **options), "n_id"
 
 
 def node_share(num_workers: int, multiprocessing_context: Any) -> Any:

@@ -39,9 +39,12 @@ class Stream(IterableDataset[Sample]):
         return map(sample, self.numbers[first::step])
 
 
-def loader(dataset: Any, num_workers: int, multiprocessing_context: Any, **options: Any) -> DataLoader[Any]:
+def loader(
+    dataset: Any, num_workers: int, multiprocessing_context: Any, kind: Any = DataLoader, **options: Any
+) -> Any:
+    """torch's DataLoader, or one of another kind that takes the same arguments."""
     options = {"batch_size": BATCH, **options}
-    return DataLoader(
+    return kind(
         dataset,
         num_workers=num_workers,
         multiprocessing_context=multiprocessing_context if num_workers else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tests.zoo import of_torch
 from tests.zoo.data import BATCH, ROWS, collate, place, sample, worker
 from tests.zoo.of_torch import Rows, Sample, Stream
 from torch.utils.data import IterableDataset, Sampler
@@ -13,8 +14,7 @@ from torch.utils.data import IterableDataset, Sampler
 def loader(dataset: Any, num_workers: int, multiprocessing_context: Any, **options: Any) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    context = multiprocessing_context if num_workers else None
-    return StatefulDataLoader(dataset, BATCH, num_workers=num_workers, multiprocessing_context=context, **options)
+    return of_torch.loader(dataset, num_workers, multiprocessing_context, StatefulDataLoader, **options)
 
 
 def stateful_sampler(num_workers: int, multiprocessing_context: Any) -> Any:
@@ -92,10 +92,8 @@ class CountedBySampler:
     """A loader whose state is its sampler's count."""
 
     def __init__(self, num_workers: int, multiprocessing_context: Any) -> None:
-        from tests.zoo.of_torch import loader as plain
-
         self.count = ReadAhead()
-        self._inner = plain(Rows(), num_workers, multiprocessing_context, sampler=self.count)
+        self._inner = of_torch.loader(Rows(), num_workers, multiprocessing_context, sampler=self.count)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._inner)

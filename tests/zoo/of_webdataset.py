@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.zoo import of_torch
 from tests.zoo.data import BATCH, ROWS, collate, place, tars
-from torch.utils.data import DataLoader
 
 
 def numbered(item: dict[str, Any]) -> dict[str, Any]:
@@ -13,9 +13,8 @@ def numbered(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def loader(dataset: Any, num_workers: int, multiprocessing_context: Any) -> Any:
-    context = multiprocessing_context if num_workers else None
-    options = {"num_workers": num_workers, "multiprocessing_context": context, "collate_fn": collate}
-    return DataLoader(dataset.decode().map(numbered), BATCH, **options)
+    samples = dataset.decode().map(numbered)
+    return of_torch.loader(samples, num_workers, multiprocessing_context, collate_fn=collate)
 
 
 def pipeline(shards: int, **options: Any) -> Any:
@@ -75,9 +74,8 @@ def ours(num_workers: int, multiprocessing_context: Any) -> Any:
     from rankfeed.integrations.webdataset import ShardedSamples
 
     stage = ShardedSamples(tars(5), BATCH, shuffle="global", seed=1)
-    context = multiprocessing_context if num_workers else None
     dataset = wds.DataPipeline(stage, wds.decode(), wds.map(numbered), wds.batched(BATCH, collation_fn=collate))
-    made = DataLoader(dataset, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
+    made = of_torch.loader(dataset, num_workers, multiprocessing_context, batch_size=None)
     made.set_epoch = stage.set_epoch  # type: ignore[attr-defined]  # what a training loop would call
     return made
 
@@ -101,19 +99,13 @@ class Wids:
         return {"sample_id": int(self.data[number][".cls"])}
 
 
-def wids_loader(num_workers: int, multiprocessing_context: Any, sampler: Any) -> Any:
-    context = multiprocessing_context if num_workers else None
-    options = {"num_workers": num_workers, "multiprocessing_context": context, "sampler": sampler}
-    return DataLoader(Wids(5), BATCH, **options)  # type: ignore[arg-type]
-
-
 def wids_distributed(num_workers: int, multiprocessing_context: Any) -> Any:
     """wids with its own sampler for ranks, chunks that divide evenly: sound."""
     import wids
 
     rank, world = place()
     sampler = wids.DistributedChunkedSampler(Wids(5), num_replicas=world, rank=rank, chunksize=12, shuffle=True)
-    return wids_loader(num_workers, multiprocessing_context, sampler)
+    return of_torch.loader(Wids(5), num_workers, multiprocessing_context, sampler=sampler)
 
 
 def wids_chunked(num_workers: int, multiprocessing_context: Any) -> Any:
@@ -121,4 +113,4 @@ def wids_chunked(num_workers: int, multiprocessing_context: Any) -> Any:
     import wids
 
     sampler = wids.ChunkedSampler(Wids(5), chunksize=12, shuffle=True, seed=1)
-    return wids_loader(num_workers, multiprocessing_context, sampler)
+    return of_torch.loader(Wids(5), num_workers, multiprocessing_context, sampler=sampler)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,7 @@ def train(lockstep: Any, model: Any, case: str, at: int, pair: Any = None, evalu
                 os.kill(os.getpid(), signal.SIGKILL)
             if case == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
-            if case == "sleep":
-                time.sleep(3600)
-            if case == "subgroup":
+            if case in ("sleep", "subgroup"):
                 time.sleep(3600)
             if case == "gil":
                 hold_gil(3600)
@@ -239,45 +237,72 @@ def healthy(rank: int, steps: int, limit: float) -> dict[str, Any]:
     return {"kind": "returned", "trained": trained, "cost": (watched - bare) / 200_000}
 
 
-def common_pauses(rank: int, steps: int, limit: float) -> int:
+#: A step of a healthy job: of the rank, the number of the step from 0, the steps, the limit and a model.
+HealthyStep = Callable[[int, int, int, float, Any], None]
+
+
+def common_pauses(rank: int, step: int, steps: int, limit: float, model: Any) -> None:
     """Every fourth step all ranks are busy for longer than the limit, and none of them waits."""
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-    trained = 0
-    with rf.Lockstep(range(steps), limit=limit) as lockstep:
-        for step in lockstep:
-            model(torch.ones(2, 4)).sum().backward()
-            trained += 1
-            if step % 4 == 3:
-                time.sleep(1.5 * limit + 0.1 * rank)
-    return trained
+    model(torch.ones(2, 4)).sum().backward()
+    if step % 4 == 3:
+        time.sleep(1.5 * limit + 0.1 * rank)
 
 
-def long_evaluation(rank: int, steps: int, limit: float) -> int:
+def long_evaluation(rank: int, step: int, steps: int, limit: float, model: Any) -> None:
     """A step contains an evaluation of several limits, with a collective for each batch and a slower rank."""
-    trained = 0
-    with rf.Lockstep(range(steps), limit=limit) as lockstep:
-        for step in lockstep:
-            dist.all_reduce(torch.ones(1))
-            trained += 1
-            if step == 2:
-                for _ in range(6):
-                    time.sleep(limit * 0.6 if rank else 0.0)
-                    dist.all_reduce(torch.ones(1))
-    return trained
+    dist.all_reduce(torch.ones(1))
+    for _ in range(6 if step == 2 else 0):
+        time.sleep(limit * 0.6 if rank else 0.0)
+        dist.all_reduce(torch.ones(1))
 
 
-def pipeline(rank: int, steps: int, limit: float) -> int:
+def pipeline(rank: int, step: int, steps: int, limit: float, model: Any) -> None:
     """Stages send to the next one, so that the numbers of the group differ, and all pause beyond the limit."""
-    trained = 0
-    with rf.Lockstep(range(steps), limit=limit) as lockstep:
-        for step in lockstep:
-            send_on(rank, torch.ones(1))
-            dist.all_reduce(torch.ones(1))
-            trained += 1
-            time.sleep(0.4)
-            if step == steps - 2:
-                time.sleep(2 * limit)
-    return trained
+    send_on(rank, torch.ones(1))
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.4)
+    if step == steps - 2:
+        time.sleep(2 * limit)
+
+
+def native_pauses(rank: int, step: int, steps: int, limit: float, model: Any) -> None:
+    """In a common pause one rank, then each, is in native code that stops its Python threads beyond the limit."""
+    dist.all_reduce(torch.ones(1))
+    if step in (2, 4):
+        seconds = int(limit) + 3
+        hold_gil(seconds) if rank == 0 or step == 4 else time.sleep(seconds)
+
+
+def accumulation(rank: int, step: int, steps: int, limit: float, model: Any) -> None:
+    """Gradients are accumulated: ranks of different speed wait in every fourth step only."""
+    with nullcontext() if step % 4 == 3 else model.no_sync():
+        model(torch.ones(2, 4)).sum().backward()
+    time.sleep(limit / 6 if rank else 0.0)
+
+
+def stopped(rank: int, step: int, steps: int, limit: float, model: Any) -> None:
+    """All ranks are stopped for longer than the limit, as a scheduler does that suspends a job."""
+    dist.all_reduce(torch.ones(1))
+    if step == 2:
+        seconds = 1.5 * limit
+        code = f"import os, signal, time; time.sleep({seconds}); os.kill({os.getpid()}, signal.SIGCONT)"
+        subprocess.Popen([sys.executable, "-S", "-c", code])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def one_pass(take_step: HealthyStep) -> Callable[[int, int, float], int]:
+    """A healthy job that takes such steps in one pass; it returns how many."""
+
+    def job(rank: int, steps: int, limit: float) -> int:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        trained = 0
+        with rf.Lockstep(range(steps), limit=limit) as lockstep:
+            for step in lockstep:
+                take_step(rank, step, steps, limit, model)
+                trained += 1
+        return trained
+
+    return job
 
 
 def slow_store(rank: int, steps: int, limit: float) -> int:
@@ -306,32 +331,6 @@ def checkpoints(rank: int, steps: int, limit: float) -> int:
             time.sleep(0.0 if rank else 0.5 * limit)
             dist.barrier()
             time.sleep(1.4 * limit)
-    return trained
-
-
-def native_pauses(rank: int, steps: int, limit: float) -> int:
-    """In a common pause one rank, then each, is in native code that stops its Python threads beyond the limit."""
-    trained = 0
-    with rf.Lockstep(range(steps), limit=limit) as lockstep:
-        for step in lockstep:
-            dist.all_reduce(torch.ones(1))
-            trained += 1
-            if step in (2, 4):
-                seconds = int(limit) + 3
-                hold_gil(seconds) if rank == 0 or step == 4 else time.sleep(seconds)
-    return trained
-
-
-def accumulation(rank: int, steps: int, limit: float) -> int:
-    """Gradients are accumulated: ranks of different speed wait in every fourth step only."""
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-    trained = 0
-    with rf.Lockstep(range(steps), limit=limit) as lockstep:
-        for step in lockstep:
-            with nullcontext() if step % 4 == 3 else model.no_sync():
-                model(torch.ones(2, 4)).sum().backward()
-            trained += 1
-            time.sleep(limit / 6 if rank else 0.0)
     return trained
 
 
@@ -405,34 +404,19 @@ def early_end(rank: int, steps: int, limit: float) -> int:
     return trained
 
 
-def stopped(rank: int, steps: int, limit: float) -> int:
-    """All ranks are stopped for longer than the limit, as a scheduler does that suspends a job."""
-    trained = 0
-    with rf.Lockstep(range(steps), limit=limit) as lockstep:
-        for step in lockstep:
-            dist.all_reduce(torch.ones(1))
-            trained += 1
-            if step == 2:
-                seconds = 1.5 * limit
-                code = f"import os, signal, time; time.sleep({seconds}); os.kill({os.getpid()}, signal.SIGCONT)"
-                subprocess.Popen([sys.executable, "-S", "-c", code])
-                os.kill(os.getpid(), signal.SIGSTOP)
-    return trained
-
-
 HEALTHY = {
     "slow store": slow_store,
-    "common pauses": common_pauses,
-    "long evaluation": long_evaluation,
-    "pipeline": pipeline,
+    "common pauses": one_pass(common_pauses),
+    "long evaluation": one_pass(long_evaluation),
+    "pipeline": one_pass(pipeline),
     "checkpoints": checkpoints,
-    "native pauses": native_pauses,
-    "accumulation": accumulation,
+    "native pauses": one_pass(native_pauses),
+    "accumulation": one_pass(accumulation),
     "messages": messages,
     "groups": groups,
     "background": background,
     "early end": early_end,
-    "stopped": stopped,
+    "stopped": one_pass(stopped),
 }
 
 

@@ -28,8 +28,10 @@ from tests.loading.feeds import (
     delivered,
     fatal_at_13,
     feed,
+    loaded,
     same,
     slowly,
+    state_after,
     take,
     wide,
     workers,
@@ -252,10 +254,7 @@ def test_workers_stay_for_the_next_epoch() -> None:
 
 
 def test_an_epoch_resumed_near_its_end_does_not_leave_the_next_with_fewer_workers() -> None:
-    donor = feed()
-    take(iter(donor), len(donor) - 1)
-    loader = feed(transform=slowly, **WORKERS)
-    loader.load_state_dict(donor.state_dict())
+    loader = loaded(state_after(len(feed()) - 1), transform=slowly, **WORKERS)
     assert len(list(loader)) == 1
     assert len({pid for batch in loader for pid in batch["pid"].tolist()}) == 2
 
