@@ -7,7 +7,7 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -261,15 +261,11 @@ def test_a_state_counts_the_steps_that_the_training_loop_had(kind: Any, num_work
         state = json.loads(json.dumps(sampler.state_dict(stop)))
         resumed = kind(50, 4, shuffle=True, topology=Topology())
         resumed.load_state_dict(state)
-        rest = [batch.tolist() for batch in stock(resumed, 50, 4)]
+        rest = flat(stock(resumed, 50, 4))
         if kind is DistributedBatchSampler or stop < len(expected):
-            assert flat_lists(rest) == flat_lists(expected[stop:] or following)
+            assert rest == [*itertools.chain(*(expected[stop:] or following))]
         if stop < len(expected):
             assert next(iterator).tolist() == expected[stop]
-
-
-def flat_lists(batches: Sequence[Sequence[int]]) -> list[int]:
-    return [each for batch in batches for each in batch]
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -303,18 +299,23 @@ def test_a_sampler_resumes_on_other_ranks_and_batch_sizes(kind: Any, new: int, b
         assert_once(ids, size)
 
 
-@pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize(("every", "workers", "skips"), [(1, 1, False), (3, 0, False), (3, 1, True)])
-def test_a_stateful_dataloader_resumes_on_other_ranks(kind: Any, every: int, workers: int, skips: bool) -> None:
+def stateful(sampler: Any, size: int, batch_size: int, every: int, workers: int) -> Any:
+    """torchdata's StatefulDataLoader over a sampler of either kind."""
     need_package("torchdata")
     from torchdata.stateful_dataloader import StatefulDataLoader
 
+    options = {"num_workers": workers, "snapshot_every_n_steps": every}
+    return stock(sampler, size, batch_size, loader=StatefulDataLoader, **options)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(("every", "workers", "skips"), [(1, 1, False), (3, 0, False), (3, 1, True)])
+def test_a_stateful_dataloader_resumes_on_other_ranks(kind: Any, every: int, workers: int, skips: bool) -> None:
     def sampler(world_size: int, batch_size: int) -> Any:
         return kind(45, batch_size, shuffle=True, topology=Topology(rank=world_size - 1, world_size=world_size))
 
     def loader(world_size: int, batch_size: int) -> Any:
-        ways = {"num_workers": workers, "snapshot_every_n_steps": every}
-        return stock(sampler(world_size, batch_size), 45, batch_size, loader=StatefulDataLoader, **ways)
+        return stateful(sampler(world_size, batch_size), 45, batch_size, every, workers)
 
     donor, told = loader(2, 3), sampler(2, 3)
     assert flat(take(iter(donor), 4)) == flat(take(iter(stock(told, 45, 3)), 4))
@@ -333,13 +334,8 @@ def test_a_stateful_dataloader_resumes_on_other_ranks(kind: Any, every: int, wor
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(("every", "workers"), [(1, 0), (3, 0), (1, 2), (3, 2)])
 def test_a_stateful_dataloader_begins_the_next_epoch_at_its_end(kind: Any, every: int, workers: int) -> None:
-    need_package("torchdata")
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
     def loader() -> Any:
-        sampler = kind(13, 3, shuffle=True, topology=Topology())
-        ways = {"num_workers": workers, "snapshot_every_n_steps": every}
-        return stock(sampler, 13, 3, loader=StatefulDataLoader, **ways)
+        return stateful(kind(13, 3, shuffle=True, topology=Topology()), 13, 3, every, workers)
 
     plain = loader()
     epochs = [flat(plain) for _ in range(4)]

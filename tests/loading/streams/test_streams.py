@@ -560,6 +560,7 @@ def test_what_a_stream_cannot_have_is_refused_with_what_to_do() -> None:
     stream: Any = rf.from_iterable(lambda: numbers(3))
     sharded: Any = rf.from_iterable(lambda shard: numbers(3))
     for options, said in (
+        ({"batch_size": 0}, "batch_size"),
         ({"shuffle": True}, "shuffle inside the stream"),
         ({"shuffle": "window"}, "a stream has no shuffle"),
         ({"columns": ["x"]}, "let the stream yield what you need"),
@@ -572,8 +573,6 @@ def test_what_a_stream_cannot_have_is_refused_with_what_to_do() -> None:
     ):
         with pytest.raises(ArgumentError, match=said):
             rf.Loader(stream, **options)
-    with pytest.raises(ArgumentError, match="batch_size"):
-        rf.Loader(stream, 0)
     with pytest.raises(TypeError, match="unexpected keyword argument 'bach_size'"):
         rf.Loader(stream, bach_size=3)
     with pytest.raises(ArgumentError, match=r'(?s)tail="drop".*"pad"'):
