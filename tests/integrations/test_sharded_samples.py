@@ -255,13 +255,10 @@ def test_the_number_of_batches_is_known_before_the_first_and_only_with_a_batch_s
 
 def test_the_rank_is_found_in_the_parent_and_travels(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = ShardedSamples(source(10))
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    sent = pickle.dumps(wds.DataPipeline(stage, wds.to_tuple("__key__")))
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name)
+    with monkeypatch.context() as parent:
+        parent.setenv("RANK", "1")
+        parent.setenv("WORLD_SIZE", "2")
+        sent = pickle.dumps(wds.DataPipeline(stage, wds.to_tuple("__key__")))
     assert [key for (key,) in pickle.loads(sent)] == [f"{i:04d}" for i in range(1, 10, 2)]
 
 
