@@ -168,14 +168,14 @@ def test_tasks_end_with_blocks_and_cover_all_rows(
     monkeypatch.setattr(tasks_module, "_PROBES", 8)
     ends = set(np.cumsum(source.blocks).tolist())
     for sample_map in (None, SampleMap(none_one_or_two), SampleMap(paired, batch=7)):
-        tasks, batch = partition(WriteJob("", source, tmp_path, 600, sample_map=sample_map))
+        job, tasks = partition(WriteJob("", source, tmp_path, 600, sample_map=sample_map))
         assert [task.stop for task in tasks[:-1]] == [task.start for task in tasks[1:]]
         assert (tasks[0].start, tasks[-1].stop) == (0, 400)
         if sample_map is None:
             assert any(task.stop in ends for task in tasks[:-1])
         elif sample_map.batch:
             assert all(task.start % sample_map.batch == 0 for task in tasks)
-            assert batch % sample_map.batch == 0
+            assert job.batch % sample_map.batch == 0
     assert align_to_blocks(np.array([0, 50, 100]), np.ones(100, np.int64)).tolist() == [0, 50, 100]
     assert align_to_blocks(np.array([0, 50, 100]), np.array([100])).tolist() == [0, 50, 100]
 

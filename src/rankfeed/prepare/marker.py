@@ -3,7 +3,6 @@
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -12,6 +11,7 @@ from typing import NoReturn
 
 import msgspec
 
+from rankfeed._util.threads import in_parallel
 from rankfeed.errors import PrepareError, listed
 from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.commit import decodable, fsync_dir, read_record, write_record
@@ -203,8 +203,7 @@ def write_marker(staging: Path, key: str, host: str, seconds: float) -> None:
         raise PrepareError(
             "the build produced no files", where=staging, remedy="write into the directory passed to the function"
         )
-    with ThreadPoolExecutor() as pool:
-        files = list(pool.map(lambda path: _flushed(staging, path), paths))
+    files = in_parallel(partial(_flushed, staging), paths)
     for folder, _, _ in os.walk(staging, topdown=False):
         fsync_dir(folder)
     write_record(staging / MARKER_NAME, Marker(_VERSION, key, host, round(seconds, 3), files))

@@ -3,7 +3,6 @@
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankfeed._util.progress import progress_bar
+from rankfeed._util.threads import in_parallel
 from rankfeed.errors import SourceError, WriteError, listed
 from rankfeed.plan import Plan
 from rankfeed.sources import Source
@@ -37,7 +37,7 @@ from rankfeed.writer.staging import (
     widened,
     write_part,
 )
-from rankfeed.writer.tasks import RunTasks, WriteJob, partition, shards_of_iterable, shards_of_task
+from rankfeed.writer.tasks import RunTasks, WriteJob, WriteTask, partition, shards_of_iterable, shards_of_task
 
 #: Changes if the same input would be written as different bytes.
 _LAYOUT = "3"
@@ -87,10 +87,11 @@ class WriteRequest:
         rows = self.origin.split(_LAYOUT_SEPARATOR)[0]
         return any(origin.split(_LAYOUT_SEPARATOR)[0] == rows for origin in origins)
 
-    def job(self, name: str, staging: Path, batch: int = 1) -> WriteJob:
-        """The job for a source."""
+    def partition(self, name: str, staging: Path) -> tuple[WriteJob, list[WriteTask]]:
+        """The job for a source, and its tasks."""
         assert isinstance(self.given, Source)
-        return WriteJob(name, self.given, staging, self.shard_bytes, batch, self.sample_map, self.plan)
+        job = WriteJob(name, self.given, staging, self.shard_bytes, sample_map=self.sample_map, plan=self.plan)
+        return partition(job)
 
 
 def coordinate(
@@ -199,12 +200,10 @@ class StagedWrite:
                 parts.append(write_part(self.staging, 0, index, chunk))
                 advance(chunk.rows)
             return parts
-        # Records of an earlier run are used if they are certain to be of the same rows, and of the same partition.
-        name = self.stamp if request.origin else secrets.token_hex(16)
-        tasks, batch = partition(request.job(name, self.staging))
-        name = digest_of(name.encode(), repr((tasks, batch)).encode())
+        # Records of an earlier run are used if they are certain to be of the same rows.
+        job, tasks = request.partition(self.stamp if request.origin else secrets.token_hex(16), self.staging)
         done: dict[int, list[Part]] = {}
-        for task, written in run(request.job(name, self.staging, batch), tasks):
+        for task, written in run(job, tasks):
             if task.number not in done:
                 advance(task.stop - task.start)
             done[task.number] = written
@@ -263,8 +262,7 @@ def _check_parts(staging: Path, parts: list[Part], step: Callable[[], object]) -
         step()
         return not is_intact(staging, part)
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # reading and hashing release the GIL
-        bad = [part for part, damaged in zip(parts, pool.map(is_damaged, parts), strict=True) if damaged]
+    bad = [part for part, damaged in zip(parts, in_parallel(is_damaged, parts), strict=True) if damaged]
     for part in bad:
         forget_part(staging, part)
     if bad:
@@ -327,7 +325,6 @@ def _shards_to_write(request: WriteRequest) -> Iterator[Chunk]:
     if not isinstance(request.given, Source):
         yield from shards_of_iterable(request.given, request.sample_map, request.shard_bytes)
         return
-    tasks, batch = partition(request.job("", Path()))
-    job = request.job("", Path(), batch)
+    job, tasks = request.partition("", Path())
     for task in tasks:
         yield from shards_of_task(job, task)

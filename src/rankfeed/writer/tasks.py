@@ -5,7 +5,7 @@ Partitioning and writing are pure functions of the data, so a task that is writt
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from rankfeed.columns.columns import Columns
 from rankfeed.errors import WriteError, describe_error
 from rankfeed.plan import Plan
 from rankfeed.sources import Source
+from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.file_errors import os_errors
 from rankfeed.writer.chunk import (
     BATCH_BYTES,
@@ -89,8 +90,8 @@ def picklable_error(error: Exception) -> Exception:
     return error
 
 
-def partition(job: WriteJob) -> tuple[list[WriteTask], int]:
-    """Tasks of about a shard each, and the rows to read at once, whatever the job's own ``batch`` is.
+def partition(job: WriteJob) -> tuple[WriteJob, list[WriteTask]]:
+    """The job, with the rows to read at once and a name that depends on its tasks, which have about a shard each.
 
     The size of a row is estimated from evenly spaced rows (and what the map function returns for them), so that
     the same data are always partitioned alike. If rows are read in stored order, a task ends with a block of the
@@ -98,7 +99,7 @@ def partition(job: WriteJob) -> tuple[list[WriteTask], int]:
     """
     size = len(job.source)
     if not size:
-        return [], 1
+        return job, []
     unit = 1 if job.sample_map is None else max(1, job.sample_map.batch)
     read_bytes, written_bytes = _row_bytes(job, unit)
     # If the function leaves out most samples, the work is in reading: several tasks are better than one.
@@ -114,7 +115,10 @@ def partition(job: WriteJob) -> tuple[list[WriteTask], int]:
     bounds[1:-1] = bounds[1:-1] // unit * unit
     ranges = [(start, stop) for start, stop in pairwise(bounds.tolist()) if start < stop]
     tasks = [WriteTask(index, start, stop) for index, (start, stop) in enumerate(ranges)]
-    return tasks, max(1, -(-batch // unit)) * unit
+    batch = max(1, -(-batch // unit)) * unit
+    # Records of a run that partitioned the same rows otherwise are not used.
+    name = digest_of(job.name.encode(), repr((tasks, batch)).encode())
+    return replace(job, name=name, batch=batch), tasks
 
 
 def _row_bytes(job: WriteJob, unit: int) -> tuple[int, int]:

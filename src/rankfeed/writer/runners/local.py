@@ -1,12 +1,12 @@
 """Runs tasks in this process, or in worker processes of this machine."""
 
-import os
 import pickle
 import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 
+from rankfeed._util.process_info import cpus_per_process
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, WorkerPool, is_supported
 from rankfeed.errors import WriteError
@@ -21,8 +21,7 @@ def run_locally(
     workers: int | None, job: WriteJob, tasks: list[WriteTask]
 ) -> Iterator[tuple[WriteTask, list[Part]]]:
     """Run tasks in this process, or in worker processes: one per core if ``workers`` is None."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(len(tasks), cores if workers is None else workers)
+    count = min(len(tasks), cpus_per_process(1) if workers is None else workers)
     if count > 1 and is_supported():
         try:
             return _run_in_workers(Payload(partial(answer_task, job)), tasks, count)
@@ -34,10 +33,10 @@ def run_locally(
 def answer_task(job: WriteJob, message: bytearray, channel: Channel) -> None:
     """Run the task of a message in a worker, and reply with the shards or the error."""
     try:
-        reply = pickle.dumps((True, run_task(job, pickle.loads(message))))  # noqa: S301  (of our parent)
+        reply: list[Part] | Exception = run_task(job, pickle.loads(message))  # noqa: S301  (of our parent)
     except Exception as error:
-        reply = pickle.dumps((False, picklable_error(error)))
-    channel.send(reply)
+        reply = picklable_error(error)
+    channel.send(pickle.dumps(reply))
 
 
 def _run_in_workers(
@@ -49,7 +48,7 @@ def _run_in_workers(
         index = idle.get()
         try:
             pool.workers[index].channel.send(pickle.dumps(task))
-            succeeded, result = pickle.loads(pool.receive(index, str(task)))  # noqa: S301  (of our own worker)
+            result = pickle.loads(pool.receive(index, str(task)))  # noqa: S301  (of our own worker)
         except PeerGoneError as error:
             raise WriteError(
                 "a worker process died",
@@ -60,7 +59,7 @@ def _run_in_workers(
             ) from error
         finally:
             idle.put(index)
-        if not succeeded:
+        if isinstance(result, Exception):
             raise result
         return task, result
 

@@ -121,7 +121,7 @@ class RayCluster:
 
 def _result(ray: Any, done: Any, task: WriteTask) -> list[Part]:
     try:
-        succeeded, result = ray.get(done)
+        result = ray.get(done)
     except ray.exceptions.RayTaskError as error:  # the worker returns errors of a task: rankfeed is missing there
         raise WriteError(
             "a node of the Ray cluster cannot run rankfeed",
@@ -137,7 +137,7 @@ def _result(ray: Any, done: Any, task: WriteTask) -> list[Part]:
             remedy="if they were killed for their memory, use fewer workers or smaller shards; called again, "
             "write continues",
         ) from error
-    if not succeeded:
+    if isinstance(result, Exception):
         raise result
     return result  # type: ignore[no-any-return]
 
@@ -148,7 +148,7 @@ def _unpickled(job: bytes) -> WriteJob:
     return pickle.loads(job)  # type: ignore[no-any-return]  # noqa: S301  (of the driver)
 
 
-def _run_on_worker(job: bytes, staging: str, task: WriteTask) -> tuple[bool, Any]:
+def _run_on_worker(job: bytes, staging: str, task: WriteTask) -> list[Part] | Exception:
     """Run a task on a worker of the cluster; errors are returned, so that they arrive unchanged."""
     import socket
 
@@ -157,12 +157,12 @@ def _run_on_worker(job: bytes, staging: str, task: WriteTask) -> tuple[bool, Any
         while not os.path.isdir(staging) and time.monotonic() < deadline:
             time.sleep(0.1)
         if not os.path.isdir(staging):
-            return False, WriteError(
+            return WriteError(
                 "a node of the Ray cluster does not see the destination",
                 expected="a file system that all nodes share, under the same path",
                 where=f"{os.path.dirname(staging)} on {socket.gethostname()}",
                 remedy='choose a shared directory, or use runner="local"',
             )
-        return True, run_task(_unpickled(job), task)
+        return run_task(_unpickled(job), task)
     except Exception as error:
-        return False, picklable_error(error)
+        return picklable_error(error)
