@@ -4,6 +4,7 @@ import os
 import select
 import socket
 import struct
+from collections.abc import Callable
 
 from rankfeed._util.signals import reraise_interrupt
 
@@ -28,14 +29,7 @@ class Channel:
     def send(self, message: bytes) -> None:
         """Send a message; blocks while the peer's buffer is full."""
         view = memoryview(_LENGTH.pack(len(message)) + message)
-        while view:
-            try:
-                view = view[self.socket.send(view, socket.MSG_NOSIGNAL) :]
-            except BlockingIOError:
-                self._wait(select.POLLOUT)
-            except OSError as error:
-                reraise_interrupt(error)
-                raise PeerGoneError(str(error)) from None
+        self._transfer(view, lambda rest: self.socket.send(rest, socket.MSG_NOSIGNAL), select.POLLOUT)
 
     def receive(self) -> bytearray:
         """The next message; blocks until it is there."""
@@ -43,20 +37,22 @@ class Channel:
 
     def _read(self, size: int) -> bytearray:
         message = bytearray(size)
-        view = memoryview(message)
+        self._transfer(memoryview(message), self.socket.recv_into, select.POLLIN)
+        return message
+
+    def _transfer(self, view: memoryview, transfer: Callable[[memoryview], int], event: int) -> None:
         while view:
             try:
-                received = self.socket.recv_into(view)
+                count = transfer(view)
             except BlockingIOError:
-                self._wait(select.POLLIN)
+                self._wait(event)
                 continue
             except OSError as error:
                 reraise_interrupt(error)
                 raise PeerGoneError(str(error)) from None
-            if not received:
+            if not count:
                 raise PeerGoneError("the other end is closed")
-            view = view[received:]
-        return message
+            view = view[count:]
 
     def poll(self, seconds: float) -> bool:
         """Wait for a message; whether one, or the end of the peer, came in time."""
