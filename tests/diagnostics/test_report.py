@@ -123,7 +123,7 @@ def test_a_plan_that_repeats_samples_is_diseased() -> None:
     assert "10 missing, 10 repeated" in page.summary
 
 
-def test_the_end_of_the_epoch_and_the_start_are_shown() -> None:
+def test_the_page_of_a_plan_shows_the_last_steps_for_each_tail_and_the_start_position() -> None:
     page = planned(Plan(100), 3, 8, tail="pad", start=20)
     end = figure(page, "How the epoch ends")
     assert (values(end, "samples"), values(end, "padding rows")) == ([8, 8, 2], [0, 0, 6])

@@ -166,7 +166,7 @@ def test_a_checkpoint_goes_on_on_other_ranks(ranks: int, out: Path) -> None:
             assert later == planned(rank, range(1, 3), ranks, take=SAMPLES)
 
 
-def test_a_checkpoint_of_a_validation_goes_on_in_the_middle(out: Path) -> None:
+def test_training_resumes_in_the_middle_of_its_epoch_from_a_checkpoint_saved_after_a_validation(out: Path) -> None:
     for rank, told in enumerate(lines(out, "validated")):
         assert steps(told, fit=1) == planned(rank, range(2))[2:]
 

@@ -262,7 +262,7 @@ def test_the_rank_is_found_in_the_parent_and_travels(monkeypatch: pytest.MonkeyP
     assert [key for (key,) in pickle.loads(sent)] == [f"{i:04d}" for i in range(1, 10, 2)]
 
 
-def test_resampling_deals_the_draws_of_the_job_and_not_of_each_worker() -> None:
+def test_resampling_draws_once_for_the_job_and_divides_the_draws_over_its_ranks() -> None:
     data = source(10)
     stages = [Resampled(data, 3, epoch_size=26, seed=1, topology=rank) for rank in ranks(2)]
     for epoch in range(2):

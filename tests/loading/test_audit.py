@@ -504,7 +504,7 @@ def test_functions_over_a_stream_are_held_to_their_rows_too(engine: dict[str, An
     assert tail == "pad" or Counter(ids) == Counter(range(24 if tail == "drop" else 31))
 
 
-def test_samples_that_are_tuples_are_counted_by_rows() -> None:
+def test_a_collate_fn_that_drops_a_row_of_tuple_samples_is_an_error() -> None:
     def pairs(samples: list[Any]) -> Any:
         return [torch.stack([sample[0] for sample in samples]), [sample[1] for sample in samples]]
 

@@ -212,8 +212,10 @@ def test_source_columns_whose_names_the_loader_needs_are_refused_when_it_is_made
     Loader(source, columns=["x", "y"], tail="pad")
 
 
-def test_ids_are_those_of_the_schedule_and_come_last() -> None:
-    batch = next(iter(feed(tail="pad")))
+def test_the_last_fields_of_a_batch_are_the_ids_of_the_plan_and_the_mask_of_valid_rows() -> None:
+    loader = feed(tail="pad")
+    batch = next(iter(loader))
+    assert batch["id"].tolist() == loader.plan.sample_ids(0, range(len(batch["id"]))).tolist()
     assert list(batch)[-2:] == ["id", "valid"]
     assert batch["id"].dtype == torch.int64
     assert batch["valid"].dtype == torch.bool

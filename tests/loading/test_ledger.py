@@ -51,7 +51,9 @@ def test_a_step_is_recorded_when_it_is_delivered_not_when_built(engine: dict[str
 
 @pytest.mark.parametrize("tail", ["even", "drop", "pad"])
 @pytest.mark.parametrize("size", [1, 7, 30, 32])
-def test_tails_are_told_as_they_are(tail: Any, size: int, tmp_path: Path) -> None:
+def test_verify_run_counts_delivered_and_dropped_samples_for_each_tail(
+    tail: Any, size: int, tmp_path: Path
+) -> None:
     for _ in rf.Loader(Memory(size), 4, tail=tail, audit=tmp_path / "ledger", columns=["y"]):
         pass
     if tail == "drop" and size < 4:

@@ -455,3 +455,21 @@ def test_arguments_that_cannot_be_meant(options: dict[str, Any], tmp_path: Path)
 def test_a_missing_input_is_named(path: Path, tmp_path: Path) -> None:
     with pytest.raises(PrepareError, match="absent"):
         rf.prepare_once(path, build, inputs=[tmp_path / "absent"])
+
+
+def test_the_key_of_inputs_is_of_their_present_size_though_stat_is_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = tmp_path / "raw"
+    raw.write_text("1")
+    os.mkfifo(tmp_path / "pipe")  # is not opened
+    seen = os.stat(raw)
+    raw.write_text("22")
+    right = key_with_inputs("", [raw, tmp_path / "pipe"])
+    real = os.stat
+
+    def cached(file: Any, **options: Any) -> os.stat_result:
+        return seen if file == raw else real(file, **options)
+
+    monkeypatch.setattr(os, "stat", cached)
+    assert key_with_inputs("", [raw, tmp_path / "pipe"]) == right

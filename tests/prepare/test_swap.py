@@ -20,7 +20,7 @@ from tests.support.prepared import build, control
 
 import rankfeed as rf
 from rankfeed.errors import PrepareError
-from rankfeed.prepare.marker import MARKER_NAME, changed_files, key_with_inputs
+from rankfeed.prepare.marker import MARKER_NAME, changed_files
 
 
 def kept(path: Path) -> list[Path]:
@@ -154,22 +154,6 @@ def test_anothers_folder_that_may_not_be_read_is_told_and_not_built() -> None:
             rf.prepare_once(top / "data", private)
         assert built == Counter({0: 1})
         assert os.listdir(top) == ["data"]
-
-
-def test_inputs_are_asked_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = tmp_path / "raw"
-    raw.write_text("1")
-    os.mkfifo(tmp_path / "pipe")  # is not opened
-    seen = os.stat(raw)
-    raw.write_text("22")
-    right = key_with_inputs("", [raw, tmp_path / "pipe"])
-    real = os.stat
-
-    def cached(file: Any, **options: Any) -> os.stat_result:
-        return seen if file == raw else real(file, **options)
-
-    monkeypatch.setattr(os, "stat", cached)
-    assert key_with_inputs("", [raw, tmp_path / "pipe"]) == right
 
 
 @contextmanager

@@ -414,7 +414,7 @@ def test_a_loader_reads_some_columns_in_the_order_of_the_request(fields: Any) ->
             assert torch.cat([batch["a"] for batch in batches]).tolist() == list(range(6))
 
 
-def test_columns_are_those_of_the_samples_and_declared_fields_those_of_the_transform() -> None:
+def test_columns_select_fields_of_the_samples_before_a_transform_makes_the_declared_ones() -> None:
     source = rf.from_dataset([{"a": i, "b": i / 2} for i in range(4)], fields={"double": "int64"})
     options: dict[str, Any] = {"columns": ["a"], "topology": rf.Topology()}
     loader = rf.Loader(source, 4, transform=lambda sample: {"double": 2 * sample["a"]}, **options)

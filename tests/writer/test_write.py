@@ -324,3 +324,9 @@ def test_signed_and_unsigned_integers_share_a_column_where_it_holds_both(tmp_pat
         rf.write([*large, {"x": -1}], tmp_path / "q", progress=False)
     with pytest.raises(WriteError, match="digits or signs"):
         rf.write([*large[:256], *[{"x": -1}] * 300], tmp_path / "q", progress=False)
+
+
+@pytest.mark.parametrize("dest", ["s3://bucket/data", "", "a\0b", None, 3])
+def test_a_destination_that_is_no_path_of_a_folder_is_refused(dest: object) -> None:
+    with pytest.raises(ArgumentError, match=r"(?s)invalid dest.*a path|a directory"):
+        rf.write([{"x": 1}], dest, progress=False)  # type: ignore[arg-type]

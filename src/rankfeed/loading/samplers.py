@@ -1,4 +1,4 @@
-"""Samplers and splits for torch's own DataLoader.
+"""Samplers for torch's own DataLoader, and `split`, the share of a rank and worker of any iterable.
 
 Samplers run in the process that iterates the DataLoader, not in its workers, so the number and the kind of workers
 change nothing. The rank is detected at the first ``len`` or ``iter``.

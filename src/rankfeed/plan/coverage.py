@@ -1,4 +1,4 @@
-"""Coverage of an epoch: the positions that the ranks delivered in a pass over it, for any number of samples.
+"""Coverage of an epoch: which positions ranks delivered, computed from the number of steps that each rank took.
 
 The order is a pure function of the position, so "each sample once" is "each position once". A rank delivers the
 steps of its schedule one after another, so that a number of steps for each rank describes what was delivered.

@@ -494,7 +494,9 @@ def dies_and_leaves_a_child(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-def test_a_child_of_a_dead_worker_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_worker_is_replaced_while_a_process_that_it_started_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
     assert same(list(feed(transform=dies_and_leaves_a_child, **WORKERS)), list(feed()))
     os.kill(int((tmp_path / "marker").read_text()), signal.SIGKILL)  # which has not ended

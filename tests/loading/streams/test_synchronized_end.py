@@ -155,7 +155,9 @@ def resumed(together: Any, lengths: tuple[int, ...], batch: int, tail: Any, stop
 
 
 @pytest.mark.parametrize("tail", ["drop", "pad"])
-def test_uneven_streams_stop_at_one_step_and_resume_there(together: Any, tail: Any) -> None:
+def test_ranks_with_streams_of_different_lengths_stop_at_the_same_step_and_resume_at_any_step(
+    together: Any, tail: Any
+) -> None:
     for lengths in ((0, 5), (4, 4), (7, 3), (1, 0, 6), (5, 5, 2)):
         for batch in (1, 2, 3):
             steps = resumed(together, lengths, batch, tail, 0)

@@ -1,4 +1,4 @@
-"""Reads batches of a recorded loader again, and collates their samples one by one."""
+"""Reads batches of a recorded loader twice from the same random state, and collates their samples one by one."""
 
 import copy
 import gc

@@ -195,8 +195,12 @@ def reader_of(dataset: Any) -> GraphReader:
 
 def stored_slices(data: Any, slices: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
     """Store, name and slices of each attribute; adjacency matrices, cut along two dimensions, are left out."""
-    for store in data.stores if slices is not None else ():
-        own_slices = slices if store._key is None else slices.get(store._key, {})
+    if not isinstance(slices, dict):
+        return
+    for store in data.stores:
+        own_slices = slices if store._key is None else slices.get(store._key)
+        if not isinstance(own_slices, dict):
+            continue
         for name, cuts in own_slices.items():
             if isinstance(cuts, torch.Tensor) and cuts.dim() == 1 and name in store:
                 yield store, name, cuts
