@@ -150,6 +150,11 @@ class RowPointers:
         return rows
 
     @property
+    def memory(self) -> Sequence[Memory]:
+        """The arrays that rows are in."""
+        return self._table.memory
+
+    @property
     def first(self) -> Int64:
         """Where each row begins: int64 [rows], in units of ``step`` bytes."""
         return self._table.first[self._at : self._at + self._count]
