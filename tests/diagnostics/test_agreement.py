@@ -42,12 +42,12 @@ VERDICTS = {
 }
 
 
-def test_every_loader_has_a_verdict() -> None:
+def test_the_table_of_expected_verdicts_lists_every_example_loader() -> None:
     assert list(VERDICTS) == list(judged.FACTORIES)
 
 
 @pytest.mark.timeout(200)
-def test_the_audit_comes_to_it(tmp_path: Path) -> None:
+def test_an_audit_on_two_ranks_gives_each_example_loader_its_expected_verdict(tmp_path: Path) -> None:
     jobs.run(jobs.torchrun(2, FILE, tmp_path / "verdicts.json"), tmp_path / "log", 150)
     verdicts = json.loads((tmp_path / "verdicts.json").read_text())
     assert {name: verdict for name, (verdict, _) in verdicts.items()} == VERDICTS, verdicts
@@ -66,7 +66,9 @@ def run_here(job: Job, monkeypatch: pytest.MonkeyPatch) -> RunLog:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", VERDICTS)
-def test_the_doctor_comes_to_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_gives_each_example_loader_its_expected_verdict(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(LoaderReader, "init_group", lambda self: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     workers = 2 if name == "dropping_workers" else 0
@@ -85,7 +87,7 @@ def test_the_doctor_comes_to_it(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         for name in VERDICTS
     ],
 )
-def test_the_fixture_comes_to_it(name: str) -> None:
+def test_the_pytest_fixture_passes_or_fails_each_example_loader_by_its_expected_verdict(name: str) -> None:
     workers = 2 if name == "dropping_workers" else 0
     options = {"epochs": 2, "start_methods": ["fork"], "other_ranks": 1, "universe": judged.SAMPLES}
     factory, expected = f"{FILE}:{name}", VERDICTS[name]
@@ -99,12 +101,14 @@ def test_the_fixture_comes_to_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", judged.PLANS)
-def test_verify_of_the_plan_comes_to_it(name: str) -> None:
+def test_verify_plan_gives_each_example_plan_its_expected_verdict(name: str) -> None:
     assert verify_plan(judged.PLANS[name], ranks=2, batch_size=judged.BATCH).verdict == VERDICTS[name]
 
 
 @pytest.mark.parametrize("name", judged.RUNS)
-def test_verify_of_the_ledgers_comes_to_it(name: str, tmp_path: Path) -> None:
+def test_verify_run_gives_the_ledgers_of_each_example_run_their_expected_verdict(
+    name: str, tmp_path: Path
+) -> None:
     job = LedgerJob(tmp_path, rf.Plan(judged.SAMPLES, shuffle="none"))
     for passes in judged.RUNS[name][1]:
         job.launch(2, judged.BATCH, passes)

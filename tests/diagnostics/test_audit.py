@@ -50,7 +50,7 @@ def findings(report: rf.AuditReport) -> dict[str, str]:
     return {each.code: each.severity for each in report.findings}
 
 
-def test_a_sound_loader_has_nothing_wrong_with_it() -> None:
+def test_an_audit_of_a_loader_that_delivers_each_sample_once_is_sound_without_findings() -> None:
     source = rf.from_dataset([{"x": float(i % 3)} for i in range(47)])
     for options in ({}, {"num_workers": 2}, {"tail": "pad"}):
         loader = rf.Loader(source, 4, shuffle=True, id_column="number", **options)  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def test_a_sound_loader_has_nothing_wrong_with_it() -> None:
     assert rf.audit(DataLoader(Numbers(), 3, shuffle=True), epochs=2, universe=20).sound
 
 
-def test_what_is_missing_and_what_comes_twice_is_named_with_its_places() -> None:
+def test_an_audit_reports_missing_and_unknown_keys_and_where_a_repeated_key_was_delivered() -> None:
     batches = [{"id": np.array(ids)} for ids in ([5, 1], [2, 5], [7], [5])]
     report = rf.audit(batches, key="id", universe=[1, 2, 3, 5, 6])
     (epoch,) = report.epochs
@@ -80,13 +80,13 @@ def test_what_is_missing_and_what_comes_twice_is_named_with_its_places() -> None
         report.check()
 
 
-def test_names_that_are_no_numbers_are_told_as_they_were_declared() -> None:
+def test_an_audit_reports_missing_and_repeated_string_keys_in_quotes() -> None:
     report = rf.audit([{"id": ["a", "b"]}, {"id": ["b"]}], key="id", universe=["a", "b", "c"])
     assert report.epochs[0].missing_keys == ("'c'",)
     assert report.epochs[0].repeats[0].key == "'b'"
 
 
-def test_samples_are_counted_the_same_in_little_memory(tmp_path: Path) -> None:
+def test_an_audit_with_little_memory_counts_the_same_and_leaves_no_file_in_its_folder(tmp_path: Path) -> None:
     chance = np.random.default_rng(0)
     ids = chance.integers(0, 30_000, 40_000)
     batches = [{"id": part} for part in np.array_split(ids, 300)]
@@ -102,7 +102,7 @@ def test_samples_are_counted_the_same_in_little_memory(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_workers_that_each_read_everything_are_found() -> None:
+def test_an_audit_finds_workers_that_each_read_the_whole_iterable_dataset() -> None:
     report = rf.audit(DataLoader(Stream(), 2, num_workers=2))
     assert (report.epochs[0].samples, report.epochs[0].unique) == (16, 8)
     assert findings(report) == {"duplicated-by-workers": "error", "expected-unknown": "unproven"}
@@ -111,7 +111,7 @@ def test_workers_that_each_read_everything_are_found() -> None:
     assert "epoch 0: workers 0, 1 of rank 0" in str(report)
 
 
-def test_an_order_that_repeats_is_found_and_one_that_changes_is_not() -> None:
+def test_an_audit_warns_of_the_same_order_in_every_epoch_unless_set_epoch_is_called() -> None:
     sampler: DistributedSampler[Any] = DistributedSampler(Numbers(), 1, 0, shuffle=True)  # type: ignore[arg-type]
     loader = DataLoader(Numbers(), 5, sampler=sampler)
     report = rf.audit(loader, epochs=2)
@@ -120,7 +120,7 @@ def test_an_order_that_repeats_is_found_and_one_that_changes_is_not() -> None:
     assert not findings(rf.audit(loader, epochs=2, before_epoch=sampler.set_epoch))
 
 
-def test_workers_that_draw_the_same_numbers_are_found_and_others_are_not() -> None:
+def test_an_audit_finds_workers_with_the_same_random_state_only_if_they_draw_from_it() -> None:
     alike = DataLoader(Noisy(), 2, num_workers=2, worker_init_fn=seeded_alike)
     report = rf.audit(alike, epochs=2)
     assert findings(report)["same-randomness-in-workers"] == "error"
@@ -143,7 +143,7 @@ class Looking(DataLoader[Any]):
             yield dict(batch.items())
 
 
-def test_loaders_are_left_as_they_were() -> None:
+def test_an_audited_dataloader_can_be_iterated_again_and_keeps_its_worker_init_fn() -> None:
     persistent = DataLoader(Noisy(), 4, shuffle=True, num_workers=2, persistent_workers=True)
     assert rf.audit(persistent, epochs=2, universe=20).sound
     assert isinstance(next(iter(persistent)), dict)
@@ -153,7 +153,7 @@ def test_loaders_are_left_as_they_were() -> None:
     assert plain.worker_init_fn is seeded_alike
 
 
-def test_loaders_of_ours_of_any_kind_have_nothing_wrong_with_them() -> None:
+def test_an_audit_finds_no_error_in_a_rankfeed_loader_with_any_collate_fn_or_padding() -> None:
     rows = [{"id": i, "valid": i % 2, "x": torch.ones(1 + i % 3)} for i in range(31)]
     source = rf.from_dataset(rows)
     for options in (
@@ -174,7 +174,7 @@ def test_loaders_of_ours_of_any_kind_have_nothing_wrong_with_them() -> None:
     assert findings(rf.audit(resumed)) == {"expected-unknown": "unproven"}
 
 
-def test_any_two_epochs_of_one_order_are_found() -> None:
+def test_an_audit_names_two_later_epochs_that_have_the_same_order() -> None:
     epochs = iter([[3, 1, 2], [2, 3, 1], [2, 3, 1]])
 
     class Orders:
@@ -184,7 +184,7 @@ def test_any_two_epochs_of_one_order_are_found() -> None:
     assert "epochs 1, 2" in str(rf.audit(Orders(), epochs=3))
 
 
-def test_a_full_disk_is_an_error_and_no_miscount(tmp_path: Path) -> None:
+def test_an_audit_raises_audit_error_when_its_temporary_file_exceeds_the_file_size_limit(tmp_path: Path) -> None:
     code = """
 import resource, signal, rankfeed as rf
 batches = [{"id": list(range(start, start + 100))} for start in range(0, 3000, 100)]
@@ -208,14 +208,14 @@ except rf.errors.AuditError as error:
     assert "File too large" in done.stdout
 
 
-def test_samples_without_ids_are_known_by_their_content() -> None:
+def test_an_audit_counts_samples_without_ids_by_their_content() -> None:
     report = rf.audit(DataLoader([torch.tensor([float(i // 2)]) for i in range(6)], 2))  # type: ignore[arg-type]
     assert report.facts.keys == "content"
     assert (report.epochs[0].samples, report.epochs[0].unique) == (6, 3)
     assert findings(report) == {"not-counted": "unproven", "expected-unknown": "unproven"}
 
 
-def test_a_loader_without_an_end_is_read_for_so_many_steps() -> None:
+def test_an_audit_of_an_endless_loader_stops_after_max_steps_with_an_unfinished_epoch() -> None:
     class Endless:
         def __iter__(self) -> Iterator[dict[str, list[int]]]:
             number = 0
@@ -228,7 +228,7 @@ def test_a_loader_without_an_end_is_read_for_so_many_steps() -> None:
     assert findings(report) == {"epoch-not-finished": "unproven"}
 
 
-def test_what_an_audit_cannot_count_is_an_error_that_says_why() -> None:
+def test_an_audit_raises_for_a_failing_loader_mixed_key_types_and_invalid_arguments() -> None:
     class Broken:
         def __iter__(self) -> Iterator[Any]:
             yield {"sample_id": [0]}
@@ -264,7 +264,7 @@ def test_what_an_audit_cannot_count_is_an_error_that_says_why() -> None:
 
 
 @pytest.mark.timeout(200)
-def test_ranks_are_counted_together_and_hear_the_same(tmp_path: Path) -> None:
+def test_an_audit_on_two_ranks_gives_both_the_same_findings_for_sound_and_faulty_loaders(tmp_path: Path) -> None:
     jobs.run(jobs.torchrun(2, SCRIPT, tmp_path), tmp_path / "log", 150)
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert told[0] == told[1]
@@ -297,7 +297,7 @@ class Augmented(Rows):
         return torch.rand(2)
 
 
-def test_content_proves_nothing_unless_it_is_the_same_in_another_order() -> None:
+def test_an_audit_by_content_is_sound_only_if_two_epochs_have_it_in_different_orders() -> None:
     assert rf.audit(DataLoader(Rows(), 4, shuffle=True), epochs=2).sound
     for loader in (DataLoader(Rows(), 4), DataLoader(Augmented(), 4, shuffle=True)):
         report = rf.audit(loader, epochs=2)
@@ -306,7 +306,8 @@ def test_content_proves_nothing_unless_it_is_the_same_in_another_order() -> None
     assert rf.audit(DataLoader(Rows(), 4, shuffle=True)).sound is None, "one epoch"
 
 
-def test_what_a_torch_loader_declares_is_no_disease() -> None:
+def test_an_audit_considers_replacement_drop_last_and_subset_samplers_of_a_dataloader() -> None:
+    """Replacement is unproven, a dropped last batch is a note; a subset is unsound if the universe is declared."""
     draws = torch.utils.data.RandomSampler(Numbers(), replacement=True)  # type: ignore[arg-type]
     for universe in (None, 20):
         report = rf.audit(DataLoader(Numbers(), 4, sampler=draws), universe=universe)
@@ -319,24 +320,24 @@ def test_what_a_torch_loader_declares_is_no_disease() -> None:
     assert rf.audit(DataLoader(Numbers(), 4)).sound, "as many as the dataset has"
 
 
-def test_samples_that_cannot_be_told_apart_are_not_counted_but_steps_are() -> None:
+def test_an_audit_of_batches_without_recognisable_rows_counts_steps_but_no_samples() -> None:
     report = rf.audit([{"x": torch.zeros(3), "y": torch.zeros(2)}, object()])
     assert (report.epochs[0].steps, findings(report)) == ((2,), {"not-counted": "unproven"})
 
 
-def test_an_iterator_without_a_second_epoch_is_diseased() -> None:
+def test_an_audit_of_an_iterator_reports_an_error_since_its_second_epoch_yields_nothing() -> None:
     report = rf.audit(iter([{"sample_id": [0, 1]}]), epochs=2)
     assert findings(report)["yields-nothing"] == "error"
 
 
-def test_a_check_accepts_what_is_not_proven_only_if_allowed() -> None:
+def test_check_of_an_unproven_audit_raises_audit_error_unless_allow_unproven() -> None:
     report = rf.audit([{"sample_id": [0, 1]}])
     with pytest.raises(AuditError, match="not proven: which samples are expected is not known"):
         report.check()
     report.check(allow_unproven=True)
 
 
-def test_a_field_of_the_user_that_has_the_usual_name_is_no_number_of_the_sample() -> None:
+def test_an_audit_of_a_rankfeed_loader_does_not_take_a_sample_id_column_for_the_index() -> None:
     source = rf.from_dataset([{"sample_id": 1000 + i} for i in range(9)])
     assert rf.audit(rf.Loader(source, 4, shuffle=True)).sound
     dropping = rf.audit(rf.Loader(source, 4, shuffle=True, tail="drop"))

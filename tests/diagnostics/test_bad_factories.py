@@ -47,7 +47,7 @@ TABLE: list[tuple[str, str, str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "verdict", "code", "evidence", "options"), TABLE, ids=[row[0] for row in TABLE])
-def test_a_fault_of_the_factory_is_a_verdict_that_says_where(
+def test_the_doctor_reports_in_which_phase_a_factory_or_its_loader_raises_hangs_or_exits(
     name: str, verdict: str, code: str, evidence: str, options: dict[str, Any]
 ) -> None:
     examination = examined(name, **options)
@@ -70,7 +70,7 @@ def test_a_fault_of_the_factory_is_a_verdict_that_says_where(
         ("notes.txt", "text", "ModuleNotFoundError"),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_an_error_without_frames_of_ours(
+def test_examining_a_file_that_cannot_be_imported_raises_argument_error_without_rankfeed_frames(
     file: str, content: str | bytes | None, message: str, tmp_path: Path
 ) -> None:
     if content is not None:
@@ -83,14 +83,16 @@ def test_a_file_that_cannot_be_imported_is_an_error_without_frames_of_ours(
 
 
 @pytest.mark.parametrize("module", ["json", "numpy", "torch", "rankfeed", "test"])
-def test_a_file_may_have_the_name_of_a_module(module: str, tmp_path: Path) -> None:
+def test_the_doctor_imports_a_factory_file_that_has_the_name_of_an_installed_module(
+    module: str, tmp_path: Path
+) -> None:
     file = tmp_path / f"{module}.py"
     file.write_text("def train(): return [{'sample_id': [index]} for index in range(4)]")
     assert examine(f"{file}:train", ranks=1, workers=0, other_ranks=1, epochs=1).sound
 
 
 @pytest.mark.parametrize(("name", "code"), [("leaves_processes", None), ("dies_with_a_process", "process-died")])
-def test_processes_that_detach_themselves_are_ended(
+def test_the_doctor_ends_detached_processes_that_a_factory_started(
     name: str, code: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids = tmp_path / "pids"
@@ -108,7 +110,9 @@ def _is_running(pid: int) -> bool:
     return False
 
 
-def test_a_worker_that_is_killed_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_leaves_no_temporary_directory_after_a_worker_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     examination = examined("hangs_in_a_worker", workers=1, start_methods=("fork",), timeout=10)

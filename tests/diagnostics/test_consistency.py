@@ -101,14 +101,16 @@ def examined(fields: Fields, deal: Deal, epochs: int) -> Sequence[Finding]:
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("deal", [sound, padded, in_order])
 @pytest.mark.parametrize("name", SOUND)
-def test_random_numbers_are_no_other_dataset(name: str, deal: Deal, epochs: int) -> None:
+def test_random_augmentation_is_not_diagnosed_as_datasets_that_differ_between_ranks(
+    name: str, deal: Deal, epochs: int
+) -> None:
     found = examined(SOUND[name], deal, epochs)
     assert codes(found, notes=False) == [], "\n".join(map(str, found))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", DISEASED)
-def test_an_index_that_is_another_sample_on_each_rank(name: str, seed: str) -> None:
+def test_an_index_that_means_another_sample_on_each_rank_is_diagnosed_as_an_error(name: str, seed: str) -> None:
     def fields(index: int, at: Place) -> dict[str, object]:
         return DISEASED[name](split(SEEDS[seed](at), index), index, at)
 
@@ -121,7 +123,7 @@ def test_an_index_that_is_another_sample_on_each_rank(name: str, seed: str) -> N
             assert found[0][1] == "error"
 
 
-def test_content_that_no_single_process_delivers_is_not_proven() -> None:
+def test_content_that_depends_on_the_rank_is_unproven_unless_labels_identify_samples() -> None:
     """A cache with too short a key, or noise that is seeded by rank and sample, unless a label tells."""
 
     def cached(index: int, at: Place) -> dict[str, object]:
@@ -136,7 +138,9 @@ def test_content_that_no_single_process_delivers_is_not_proven() -> None:
 
 @pytest.mark.parametrize("deal", [sound, padded])
 @pytest.mark.parametrize("seed", ["same", *SEEDS])
-def test_texts_that_are_padded_to_the_longest_of_their_batch(deal: Deal, seed: str) -> None:
+def test_padding_to_the_longest_text_of_a_batch_neither_hides_nor_fakes_datasets_that_differ_by_rank(
+    deal: Deal, seed: str
+) -> None:
     """The padding element is 5; other ranks have the same text with another padding."""
 
     def shape(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
@@ -155,7 +159,9 @@ def test_texts_that_are_padded_to_the_longest_of_their_batch(deal: Deal, seed: s
 
 @pytest.mark.parametrize("deal", [padded, in_order])
 @pytest.mark.parametrize("same", [True, False])
-def test_a_dataset_that_is_shuffled_before_each_epoch(deal: Deal, same: bool) -> None:
+def test_a_dataset_shuffled_before_each_epoch_is_sound_only_if_all_ranks_share_the_seed(
+    deal: Deal, same: bool
+) -> None:
     """With a seed that all ranks share it is sound; otherwise samples repeat, although indices do not."""
 
     def fields(index: int, at: Place) -> dict[str, object]:
@@ -165,7 +171,7 @@ def test_a_dataset_that_is_shuffled_before_each_epoch(deal: Deal, same: bool) ->
     assert {severity for _, severity in found} == (set() if same else {"error"})
 
 
-def test_subsets_that_differ_between_ranks_need_no_content() -> None:
+def test_subsets_that_differ_between_ranks_are_an_error_even_if_content_is_random() -> None:
     def subset(rank: int) -> Built:
         return Built(seconds=0, samples=SAMPLES, subset=f"digest {rank}", cuts_one_dataset=True)
 
@@ -205,7 +211,9 @@ def in_contiguous_shares(rank: int, epoch: int, ranks: int, workers: int) -> Any
 
 @pytest.mark.parametrize("name", [*RENUMBERED, *NOT_RENUMBERED])
 @pytest.mark.parametrize("with_ids", [True, False])
-def test_classes_that_have_other_numbers_in_other_processes(name: str, with_ids: bool) -> None:
+def test_class_numbers_that_differ_between_processes_are_an_error_and_random_fields_are_not(
+    name: str, with_ids: bool
+) -> None:
     fields = (RENUMBERED | NOT_RENUMBERED)[name]
 
     def shape(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:

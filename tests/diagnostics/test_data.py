@@ -85,7 +85,9 @@ def names(verdict: DataVerdict) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_flipped_bit_anywhere_under_a_checksum_is_found(kind: str, tmp_path: Path) -> None:
+def test_verify_data_finds_a_flipped_bit_in_each_file_of_a_format_with_checksums(
+    kind: str, tmp_path: Path
+) -> None:
     where = KINDS[kind](tmp_path / kind)
     assert verify_data(where).sound
     chance = random.Random(kind)
@@ -100,7 +102,7 @@ def test_a_flipped_bit_anywhere_under_a_checksum_is_found(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_damages_are_listed_at_once(kind: str, tmp_path: Path) -> None:
+def test_verify_data_lists_a_missing_a_truncated_and_an_extra_shard_in_one_run(kind: str, tmp_path: Path) -> None:
     where = KINDS[kind](tmp_path / kind)
     first, second, third, *_ = files(where)
     first.unlink()
@@ -116,7 +118,7 @@ def test_all_damages_are_listed_at_once(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_swapped_shards_are_found(kind: str, tmp_path: Path) -> None:
+def test_verify_data_names_both_of_two_swapped_shards(kind: str, tmp_path: Path) -> None:
     where = KINDS[kind](tmp_path / kind)
     first, second, *_ = files(where)
     one, two = first.read_bytes(), second.read_bytes()
@@ -127,7 +129,7 @@ def test_swapped_shards_are_found(kind: str, tmp_path: Path) -> None:
     assert second.name in names(verdict)
 
 
-def test_a_count_that_is_wrong_is_found(tmp_path: Path) -> None:
+def test_verify_data_finds_a_wrong_sample_count_in_a_wids_index(tmp_path: Path) -> None:
     where = wids(tmp_path / "wids")
     said = json.loads(where.read_text())
     said["shardlist"][1]["nsamples"] = 7
@@ -136,7 +138,7 @@ def test_a_count_that_is_wrong_is_found(tmp_path: Path) -> None:
     assert (damage.expected, damage.found) == ("7 samples", "6 samples")
 
 
-def test_indexes_are_compared_with_the_headers(tmp_path: Path) -> None:
+def test_verify_data_finds_a_rankfeed_tar_index_that_contradicts_the_tar_headers(tmp_path: Path) -> None:
     folder = tars(tmp_path / "tars")
     rf.open(folder)  # makes the indexes
     assert verify_data(folder).sound is not False
@@ -150,7 +152,7 @@ def test_indexes_are_compared_with_the_headers(tmp_path: Path) -> None:
     assert "0.tar.rankfeed" in names(verify_data(folder))
 
 
-def test_foreign_offsets_are_compared_with_the_headers(tmp_path: Path) -> None:
+def test_verify_data_finds_a_wrong_offset_in_an_idx_file_of_another_library(tmp_path: Path) -> None:
     folder = tars(tmp_path / "tars")
     offsets = np.arange(7) * 2048
     offsets.astype("<u8").tofile(folder / "1.tar.idx")
@@ -160,7 +162,7 @@ def test_foreign_offsets_are_compared_with_the_headers(tmp_path: Path) -> None:
     assert "1.tar.idx, entry 3: offsets" in names(verify_data(folder))
 
 
-def test_a_truncated_tar_is_found_and_what_is_only_decoded_is_said(tmp_path: Path) -> None:
+def test_tars_without_checksums_are_decoded_only_and_a_truncated_tar_is_reported(tmp_path: Path) -> None:
     folder = tars(tmp_path / "tars")
     verdict = verify_data(folder)
     assert "decoded only" in verdict.how
@@ -171,7 +173,7 @@ def test_a_truncated_tar_is_found_and_what_is_only_decoded_is_said(tmp_path: Pat
     assert "2.tar" in names(verify_data(folder))
 
 
-def test_members_of_npz_are_compared_with_their_crc(tmp_path: Path) -> None:
+def test_verify_data_finds_a_flipped_bit_in_a_member_of_an_npz_file(tmp_path: Path) -> None:
     folder = tmp_path / "arrays"
     folder.mkdir()
     for index in range(4):
@@ -195,8 +197,10 @@ def page_of(path: Path) -> int:
 
 
 @pytest.mark.parametrize("checksums", [True, False])
-def test_a_damaged_page_of_parquet_is_told_once(checksums: bool, tmp_path: Path) -> None:
-    """Its values if there are checksums, and its header in any case."""
+def test_verify_data_reports_a_damaged_parquet_page_once_with_its_row_group(
+    checksums: bool, tmp_path: Path
+) -> None:
+    """Damage in the values of a page with a checksum, or in the header of a page without one."""
     path = parquet(tmp_path / "table.parquet", write_page_checksum=checksums)
     assert verify_data(path).sound is (True if checksums else None)
     flip(path, page_of(path) + 1000 * checksums, 0xFF)
@@ -208,7 +212,7 @@ def test_a_damaged_page_of_parquet_is_told_once(checksums: bool, tmp_path: Path)
 @pytest.mark.parametrize("checksums", [False, True])
 @pytest.mark.parametrize("dictionary", [False, True])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_parquet_without_checksums_of_pages_is_not_proven(
+def test_intact_parquet_is_sound_with_page_checksums_and_unproven_without_them(
     checksums: bool, dictionary: bool, version: str, tmp_path: Path
 ) -> None:
     table = pa.table({"x": np.arange(5000) % 7, "s": [str(i % 9) for i in range(5000)]})
@@ -217,7 +221,7 @@ def test_parquet_without_checksums_of_pages_is_not_proven(
     assert verify_data(tmp_path / "table.parquet").sound is (True if checksums else None)
 
 
-def test_a_file_that_cannot_be_opened_hides_no_damage_in_other_files(tmp_path: Path) -> None:
+def test_verify_data_reports_a_parquet_file_that_cannot_be_opened_and_damage_in_another(tmp_path: Path) -> None:
     first, _, last = (parquet(tmp_path / f"{number}.parquet") for number in range(3))
     flip(first, first.stat().st_size - 1)
     flip(last, page_of(last), 0xFF)
@@ -226,7 +230,7 @@ def test_a_file_that_cannot_be_opened_hides_no_damage_in_other_files(tmp_path: P
     assert [f"{number}.parquet" in names(verdict) for number in range(3)] == [True, False, True]
 
 
-def test_samples_that_cannot_be_decoded_are_named_one_by_one(tmp_path: Path) -> None:
+def test_verify_data_counts_each_sample_that_cannot_be_decoded_as_one_damage(tmp_path: Path) -> None:
     folder = tars(tmp_path / "tars")
     path = folder / "1.tar"
     content = path.read_bytes()
@@ -249,7 +253,7 @@ def interrupted(where: Path, at: float) -> None:
         verify_data(where, progress=interrupt)
 
 
-def test_an_interrupted_check_continues_where_it_stopped(tmp_path: Path) -> None:
+def test_an_interrupted_verify_data_resumes_where_it_stopped_unless_resume_is_false(tmp_path: Path) -> None:
     where = packed(tmp_path / "packed")
     interrupted(where, 0.5)
     later = verify_data(where)
@@ -260,8 +264,10 @@ def test_an_interrupted_check_continues_where_it_stopped(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("is_copy", [False, True], ids=["changed", "a damaged copy"])
-def test_what_changed_since_an_interruption_is_read_again(is_copy: bool, tmp_path: Path) -> None:
-    """As on another host, whose folder of that name is a copy, and which shares the cache."""
+def test_a_resumed_verify_data_rereads_shards_that_changed_since_the_interruption(
+    is_copy: bool, tmp_path: Path
+) -> None:
+    """Shards modified in place, or replaced by damaged copies, as on another host that shares the cache."""
     where = packed(tmp_path / "packed")
     interrupted(where, 0.7)
     for path in files(where):
@@ -275,14 +281,14 @@ def test_what_changed_since_an_interruption_is_read_again(is_copy: bool, tmp_pat
     assert verify_data(where).count == len(files(where))
 
 
-def test_shares_rise_to_one(tmp_path: Path) -> None:
+def test_verify_data_reports_progress_that_rises_to_one(tmp_path: Path) -> None:
     shares: list[float] = []
     verify_data(packed(tmp_path / "packed"), progress=shares.append)
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
 
 
-def test_a_file_that_cannot_be_read_is_told_and_the_others_are_still_looked_at(tmp_path: Path) -> None:
+def test_verify_data_reports_an_unreadable_shard_and_still_checks_the_others(tmp_path: Path) -> None:
     where = wids(tmp_path / "wids")
     first, second, third = files(where)
     first.unlink()
@@ -293,32 +299,32 @@ def test_a_file_that_cannot_be_read_is_told_and_the_others_are_still_looked_at(t
     assert all(path.name in told for path in (first, second, third)), told
 
 
-def test_hashes_that_nobody_can_compare_are_none(tmp_path: Path) -> None:
+def test_mds_shards_with_an_unknown_hash_algorithm_are_decoded_only(tmp_path: Path) -> None:
     where = mds(tmp_path / "mds")
     index = where / "index.json"
     index.write_text(index.read_text().replace('"sha1"', '"blake9"'))
     assert "decoded only" in verify_data(where).how
 
 
-def test_a_broken_link_that_is_no_data_is_no_damage(tmp_path: Path) -> None:
+def test_verify_data_ignores_a_broken_symlink_that_is_not_a_data_file(tmp_path: Path) -> None:
     for number in range(2):
         np.save(tmp_path / f"{number}.npy", np.arange(6))
     (tmp_path / "latest").symlink_to("nowhere")
     assert verify_data(tmp_path).count == 0
 
 
-def test_an_option_that_the_format_does_not_have_is_no_damage(tmp_path: Path) -> None:
+def test_verify_data_raises_argument_error_for_an_option_that_the_format_does_not_have(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.arange(6))
     with pytest.raises(rf.errors.ArgumentError, match="no such option"):
         verify_data(tmp_path / "rows.npy", split="train")
 
 
-def test_nothing_is_no_data(tmp_path: Path) -> None:
+def test_verify_data_raises_source_error_for_a_path_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(rf.errors.SourceError):
         verify_data(tmp_path / "nowhere")
 
 
-def test_as_json(tmp_path: Path) -> None:
+def test_a_verdict_of_verify_data_can_be_serialized_as_json_and_printed(tmp_path: Path) -> None:
     told: dict[str, Any] = verify_data(packed(tmp_path / "packed")).as_dict()
     assert json.loads(json.dumps(told))["sound"] is True
     assert "verdict: sound" in str(verify_data(tmp_path / "packed"))

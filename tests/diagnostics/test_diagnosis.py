@@ -192,7 +192,7 @@ DISEASES: dict[str, tuple[Deal, str]] = {
 
 
 @pytest.mark.parametrize("shape", [by_id, by_index, by_content])
-def test_a_sound_loader_has_no_findings(shape: Shape) -> None:
+def test_a_sound_or_padding_loader_has_no_errors_by_id_by_index_or_by_content(shape: Shape) -> None:
     assert severe(sound, shape=shape) == []
     assert severe(padded, shape=shape) == []
     assert severe(padded_by_batches, shape=shape) == []
@@ -200,12 +200,12 @@ def test_a_sound_loader_has_no_findings(shape: Shape) -> None:
 
 @pytest.mark.parametrize("shape", [by_id, by_content])
 @pytest.mark.parametrize("name", DISEASES)
-def test_a_disease_is_named_by_ids_and_by_content(name: str, shape: Shape) -> None:
+def test_faulty_sharding_is_diagnosed_by_ids_and_by_content(name: str, shape: Shape) -> None:
     deal, code = DISEASES[name]
     assert (code, "error") in severe(deal, shape=shape)
 
 
-def test_indices_show_what_augmentation_hides() -> None:
+def test_recorded_indices_reveal_unsharded_ranks_that_random_augmentation_hides() -> None:
     def augmented(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         fields = {"x": [hash((each, place)) & (1 << 60) - 1 for each in samples]}
         return Step(rows=len(samples), indices=[*samples], fields=fields, worker=worker)
@@ -220,7 +220,9 @@ def test_indices_show_what_augmentation_hides() -> None:
 
 
 @given(st.integers(1, 5), st.integers(0, 4), st.integers(2, 9), st.integers(1, 5))
-def test_a_sound_loader_of_any_shape(ranks: int, workers: int, steps: int, size: int) -> None:
+def test_a_sound_loader_has_no_errors_for_any_number_of_ranks_workers_and_steps(
+    ranks: int, workers: int, steps: int, size: int
+) -> None:
     def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         return batched(shuffled(epoch, total)[rank::ranks], workers, size)
 
@@ -237,13 +239,13 @@ def noisy(samples: list[int], worker: int | None, place: tuple[int, int, int]) -
     return Step(rows=len(samples), fields=fields, worker=worker)
 
 
-def test_labels_alone_show_diseases_but_never_soundness() -> None:
+def test_labels_beside_random_content_prove_faulty_sharding_but_never_soundness() -> None:
     assert severe(sound, shape=noisy) == [("not-counted", "unproven")]
     assert severe(everything, shape=noisy) == [("not-sharded-by-rank", "error")]
     assert severe(never, shape=noisy) == [("missing-samples", "error")]
 
 
-def test_counters_of_steps_and_positions_are_no_content() -> None:
+def test_fields_that_count_steps_or_positions_are_not_used_to_identify_samples() -> None:
     """They have no new values in any configuration, but others for the same sample."""
     counted: dict[object, int] = {}
 
@@ -268,12 +270,12 @@ def seeded_content(samples: list[int], worker: int | None, place: tuple[int, int
     return Step(rows=len(samples), fields={"x": [hash((each, number, epoch)) for each in samples]}, worker=worker)
 
 
-def test_content_that_is_random_is_not_proven_unless_ranks_deliver_the_same() -> None:
+def test_a_loader_with_fully_random_content_is_not_proven_whether_sharded_or_not() -> None:
     assert severe(sound, shape=random_content) == [("not-counted", "unproven")]
     assert severe(everything, shape=random_content) == [("not-counted", "unproven")]
 
 
-def test_tokens_that_are_masked_at_random_are_no_shingles() -> None:
+def test_packed_tokens_that_are_masked_at_random_are_not_proven() -> None:
     def masked(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         shingles = [random.getrandbits(60) for _ in range(3 * len(samples))]
         return replace(random_content(samples, worker, place), shingles=shingles, tokens=512 * len(samples))
@@ -281,7 +283,7 @@ def test_tokens_that_are_masked_at_random_are_no_shingles() -> None:
     assert severe(sound, shape=masked) == [("not-counted", "unproven")]
 
 
-def test_identical_sequences_of_batches_need_no_stable_content() -> None:
+def test_ranks_with_identical_batches_are_unsharded_even_if_content_differs_between_runs() -> None:
     def masked(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         step = seeded_content(samples, worker, place)
         return replace(step, fields={"x": [each & (1 << 60) - 1 for each in step.fields["x"]]})
@@ -291,7 +293,7 @@ def test_identical_sequences_of_batches_need_no_stable_content() -> None:
     assert severe(sound, shape=masked) == [("not-counted", "unproven")]
 
 
-def test_padding_of_a_batch_is_no_content() -> None:
+def test_padding_to_the_longest_row_of_a_batch_does_not_change_how_samples_are_identified() -> None:
     """Rows that end in the padding element, 5, where their batch has a longer one."""
 
     def to_the_longest(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
@@ -315,7 +317,7 @@ def drawn(rank: int, epoch: int, ranks: int, workers: int) -> Any:
 
 
 @pytest.mark.parametrize("shape", [by_id, by_index])
-def test_samples_that_are_drawn_with_replacement(shape: Shape) -> None:
+def test_sampling_with_replacement_is_unproven_and_the_same_draws_on_all_ranks_an_error(shape: Shape) -> None:
     built = Built(seconds=0, samples=SAMPLES, traits=LoaderTraits(replaces=True))
     assert severe(drawn, shape=shape, built=built) == [("drawn-with-replacement", "unproven")]
     assert severe(drawn, shape=shape, built=built, allow=["replacement"]) == []
@@ -323,7 +325,7 @@ def test_samples_that_are_drawn_with_replacement(shape: Shape) -> None:
     assert same == [("not-sharded-by-rank", "error")]
 
 
-def test_samples_that_no_rank_ever_draws() -> None:
+def test_samples_that_no_rank_ever_draws_with_replacement_are_reported_missing() -> None:
     """Ranks that draw from the first N / world size samples only."""
 
     def from_the_first(rank: int, epoch: int, ranks: int, workers: int) -> Any:
@@ -336,8 +338,8 @@ def test_samples_that_no_rank_ever_draws() -> None:
         assert found == [("missing-samples", "error")]
 
 
-def test_a_control_that_reads_a_part_of_its_dataset() -> None:
-    """A split by a sampler; or an offset to resume from that is never cleared, which only the user can tell."""
+def test_a_control_that_reads_only_part_of_its_dataset_is_unproven_or_a_note() -> None:
+    """An offset that is never cleared is unproven, unless allowed; a fixed split by a sampler is a note."""
 
     def offset(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         return batched(shuffled(epoch)[24:][rank::ranks], workers)
@@ -359,7 +361,7 @@ def test_a_control_that_reads_a_part_of_its_dataset() -> None:
     assert codes(findings(one_large_batch, shape=by_index, built=built), notes=False) == []
 
 
-def test_a_control_that_drops_its_last_batch_is_no_measure() -> None:
+def test_no_error_is_reported_if_the_single_process_control_drops_its_last_batch() -> None:
     def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         mine = shuffled(epoch, 99)[rank::ranks]
         return batched(mine[: len(mine) // 4 * 4 if ranks == 1 else 32 if ranks == 3 else 48], workers)
@@ -367,8 +369,8 @@ def test_a_control_that_drops_its_last_batch_is_no_measure() -> None:
     assert severe(deal) == []
 
 
-def test_samples_that_the_control_does_not_deliver() -> None:
-    """So many steps on each rank: one process delivers less, and nothing says what there is."""
+def test_samples_that_the_single_process_control_does_not_deliver_are_not_proven() -> None:
+    """A fixed number of steps on each rank: one process delivers fewer samples than two ranks."""
 
     def fixed(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         return batched(shuffled(0)[rank::ranks][:24], workers)
@@ -376,7 +378,7 @@ def test_samples_that_the_control_does_not_deliver() -> None:
     assert severe(fixed) == [("not-counted", "unproven")]
 
 
-def test_ranks_that_share_samples_on_purpose() -> None:
+def test_allow_shared_permits_ranks_but_not_workers_to_read_the_same_samples() -> None:
     assert severe(everything, allow=["shared"]) == []
     assert severe(own_orders, allow=["shared"]) == []
     assert severe(each_worker, allow=["shared"]) == [("duplicated-by-workers", "error")]
@@ -388,14 +390,14 @@ def test_ranks_that_share_samples_on_purpose() -> None:
     assert codes(diagnose(logs, alone(peers), cpus=4, allow=["shared"]), notes=False) == []
 
 
-def test_samples_that_are_in_the_data_twice_are_no_repeats() -> None:
+def test_samples_with_equal_content_in_the_dataset_are_not_reported_as_repeats() -> None:
     def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         return batched([each // 2 for each in shuffled(epoch)][rank::ranks], workers)
 
     assert severe(deal, shape=by_content) == []
 
 
-def test_the_universe_is_a_control_of_its_own() -> None:
+def test_a_declared_universe_replaces_the_control_and_reveals_what_the_control_misses() -> None:
     def half(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         return batched(shuffled(epoch, SAMPLES // 2)[rank::ranks], workers)
 
@@ -404,7 +406,7 @@ def test_the_universe_is_a_control_of_its_own() -> None:
     assert codes(diagnose([log(job(), sound)], [], cpus=4, universe=SAMPLES), notes=False) == []
 
 
-def test_a_universe_of_which_each_epoch_repeats_the_same_samples() -> None:
+def test_with_a_universe_repeats_of_the_same_samples_are_an_error_and_random_draws_unproven() -> None:
     """Two indices that read one item, and no draws with replacement, which differ by epoch."""
 
     def doubled(rank: int, epoch: int, ranks: int, workers: int) -> Any:
@@ -422,7 +424,7 @@ def test_a_universe_of_which_each_epoch_repeats_the_same_samples() -> None:
     assert codes(found, notes=False) == [("drawn-with-replacement", "unproven")]
 
 
-def test_labels_beside_other_samples_in_a_dataset_of_each_rank() -> None:
+def test_labels_paired_with_other_samples_are_found_if_each_rank_has_its_own_dataset() -> None:
     """An index is another sample on each rank, which is no finding of its own."""
 
     def examined(rolled: int) -> list[tuple[str, str]]:
@@ -437,7 +439,7 @@ def test_labels_beside_other_samples_in_a_dataset_of_each_rank() -> None:
     assert ("rows-come-apart", "error") not in examined(0)
 
 
-def test_samples_that_collate_drops() -> None:
+def test_samples_dropped_by_collate_are_missing_and_samples_packed_into_one_row_are_not() -> None:
     def filtering(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         kept = [each for each in samples if each % 10]
         return Step(rows=len(kept), indices=[*samples], dropped=len(samples) - len(kept), worker=worker)
@@ -450,7 +452,7 @@ def test_samples_that_collate_drops() -> None:
     assert severe(sound, shape=packing, built=built) == []
 
 
-def test_an_index_that_holds_other_data_on_another_rank() -> None:
+def test_a_split_that_differs_between_ranks_is_an_error() -> None:
     """random_split without a generator: each process has its own split."""
 
     def split(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
@@ -463,7 +465,7 @@ def test_an_index_that_holds_other_data_on_another_rank() -> None:
     assert found[0] == ("differs-between-ranks", "error")
 
 
-def test_an_index_that_holds_other_data_in_each_worker() -> None:
+def test_an_index_that_means_other_data_in_each_worker_is_reported_and_augmentation_is_not() -> None:
     """A worker_init_fn that gives each worker a part of a map-style dataset, whose indices go round."""
 
     def cut_in_workers(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
@@ -481,7 +483,7 @@ def test_an_index_that_holds_other_data_in_each_worker() -> None:
     assert severe(sound, shape=augmented, built=built) == []
 
 
-def test_indices_of_a_rank_s_own_files_are_no_keys() -> None:
+def test_local_indices_into_the_files_of_each_rank_do_not_identify_samples() -> None:
     def own(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         local = [*range(len(samples))]
         return Step(rows=len(samples), indices=local, fields={"x": [7 * each for each in samples]}, worker=worker)
@@ -492,7 +494,9 @@ def test_indices_of_a_rank_s_own_files_are_no_keys() -> None:
 
 
 @pytest.mark.parametrize(("length", "wrong"), [(12, False), (13, False), (24, False), (96, True), (3, True)])
-def test_a_length_that_is_not_the_number_of_steps(length: int, wrong: bool) -> None:
+def test_len_of_a_loader_is_an_error_unless_close_to_the_steps_of_one_rank_or_of_all(
+    length: int, wrong: bool
+) -> None:
     logs = [log(job(), sound, Built(seconds=0, length=length))]
     found = codes(diagnose(logs, alone(sound), cpus=4))
     assert (("wrong-length", "error") in found) is wrong
@@ -500,12 +504,12 @@ def test_a_length_that_is_not_the_number_of_steps(length: int, wrong: bool) -> N
 
 
 @pytest.mark.parametrize(("length", "wrong"), [(12, False), (13, True), (11, True), (24, True)])
-def test_a_length_over_a_map_style_dataset_is_exact(length: int, wrong: bool) -> None:
+def test_len_of_a_loader_over_a_map_style_dataset_must_equal_its_number_of_steps(length: int, wrong: bool) -> None:
     logs = [log(job(), sound, Built(seconds=0, length=length, traits=LoaderTraits(indexed=True)))]
     assert (("wrong-length", "error") in codes(diagnose(logs, alone(sound), cpus=4))) is wrong
 
 
-def test_an_order_that_is_the_same_in_each_epoch() -> None:
+def test_the_same_order_in_each_epoch_is_a_warning_unless_the_loader_does_not_shuffle() -> None:
     def fixed(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         return batched(shuffled(5)[rank::ranks], workers)
 
@@ -514,7 +518,7 @@ def test_an_order_that_is_the_same_in_each_epoch() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_order_that_is_not_shuffled_may_repeat(workers: int) -> None:
+def test_an_unshuffled_order_may_repeat_in_each_epoch_without_a_warning(workers: int) -> None:
     def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         mine = list(range(SAMPLES))[rank * SAMPLES // ranks : (rank + 1) * SAMPLES // ranks]
         parts = max(1, workers)
@@ -525,14 +529,14 @@ def test_an_order_that_is_not_shuffled_may_repeat(workers: int) -> None:
 
 
 @pytest.mark.parametrize(("ahead", "code"), [(0, None), (-1, "resume-repeats"), (1, "resume-skips")])
-def test_a_resumed_run(ahead: int, code: str | None) -> None:
+def test_a_resumed_run_that_repeats_or_skips_a_batch_is_an_error(ahead: int, code: str | None) -> None:
     whole = log(job(), sound, state_after=3)
     after = log(job(epochs=1, resume="here"), lambda *of: sound(*of)[3 + ahead :])
     found = codes(diagnose([whole], alone(sound), 4, [after]))
     assert found == ([] if code is None else [(code, "error")])
 
 
-def test_an_offset_to_resume_from_that_is_never_cleared() -> None:
+def test_a_resume_offset_that_also_skips_batches_of_the_next_epoch_is_an_error() -> None:
     whole = log(job(), sound, state_after=3)
     after = log(job(epochs=2, resume="here"), lambda *of: sound(*of)[3:])
     found = diagnose([whole], alone(sound), 4, [after])
@@ -542,7 +546,7 @@ def test_an_offset_to_resume_from_that_is_never_cleared() -> None:
     assert diagnose([whole], alone(sound), 4, [sane]) == ()
 
 
-def test_a_run_resumed_on_other_ranks() -> None:
+def test_a_run_resumed_on_another_number_of_ranks_is_sound_unless_it_skips_samples() -> None:
     def rest(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         return batched(shuffled(epoch)[24:][rank::ranks], workers)
 
@@ -553,7 +557,7 @@ def test_a_run_resumed_on_other_ranks() -> None:
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_workers_with_one_random_stream(indexed: bool) -> None:
+def test_equal_random_streams_of_workers_are_an_error_with_indices_and_otherwise_a_warning(indexed: bool) -> None:
     """An error if the draws belong to samples: a stream may use them to shuffle only."""
 
     def streaming(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
@@ -564,7 +568,7 @@ def test_workers_with_one_random_stream(indexed: bool) -> None:
     assert ("same-randomness-in-workers", "error" if indexed else "warning") in codes(found)
 
 
-def test_streams_of_their_own_are_sound() -> None:
+def test_workers_with_different_random_streams_have_no_findings() -> None:
     def streaming(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         return replace(by_index(samples, worker, place), streams={"rng": f"{place} {worker}"})
 
@@ -579,7 +583,7 @@ def measured(steps: Sequence[int], children: dict[int, int], **changes: Any) -> 
     return run
 
 
-def test_memory_that_grows_or_is_copied() -> None:
+def test_memory_that_grows_by_epoch_or_is_copied_into_workers_is_a_warning() -> None:
     def said(*runs: RunLog) -> list[tuple[str, str]]:
         return codes(diagnose(runs, alone(sound), 4))
 
@@ -596,7 +600,7 @@ def test_memory_that_grows_or_is_copied() -> None:
     assert said(log(job(start_method="spawn"), sound, Built(seconds=0, pickled=100 << 20))) == [copied]
 
 
-def test_findings_about_the_machine_never_change_the_verdict() -> None:
+def test_slow_first_batch_starvation_and_too_many_workers_are_warnings_of_a_sound_loader() -> None:
     run = log(job(step_seconds=0.001), sound, Built(seconds=0.1, workers=9))
     first = run.ranks[0].epochs[0].steps
     first[0] = replace(first[0], waited=30.0)
@@ -606,7 +610,7 @@ def test_findings_about_the_machine_never_change_the_verdict() -> None:
     assert (examination.verdict, examination.as_dict()["sound"]) == ("sound", True)
 
 
-def test_a_file_that_workers_share() -> None:
+def test_a_file_handle_that_workers_share_since_a_fork_is_an_error() -> None:
     run = log(job(), sound)
     run.ranks[1].add(Moved(path="/data", start=0, end=80))
     assert codes(diagnose([run], alone(sound), 4)) == [("handles-before-fork", "error")]
@@ -623,7 +627,9 @@ def test_a_file_that_workers_share() -> None:
         (RunFailure("hangs", "epoch 0", "nothing came for 60 s"), ("hangs", "error")),
     ],
 )  # fmt: skip
-def test_failures(failure: RunFailure, expected: tuple[str, str]) -> None:
+def test_each_failure_of_a_rank_becomes_one_finding_and_failures_it_causes_become_none(
+    failure: RunFailure, expected: tuple[str, str]
+) -> None:
     rank = RankLog(0, failure=failure)
     follows = RankLog(1, failure=RunFailure("hangs", "epoch 0", "it waited for rank 0", root=False))
     assert codes(diagnose([RunLog(job(), [rank, follows])], [], 4)) == [expected]
@@ -633,7 +639,7 @@ def failed(this: Job, text: str, phase: str = "in epoch 0") -> RunLog:
     return RunLog(this, [RankLog(0, failure=RunFailure("raised", phase, text))])
 
 
-def test_an_error_in_a_configuration_that_was_not_asked_for_is_no_disease() -> None:
+def test_an_error_only_with_another_start_method_or_number_of_ranks_is_a_warning_or_unproven() -> None:
     def said(other: RunLog) -> list[tuple[str, str]]:
         return codes(diagnose([log(job(), sound), other], alone(sound), 4))
 
@@ -648,7 +654,7 @@ def test_an_error_in_a_configuration_that_was_not_asked_for_is_no_disease() -> N
     assert codes(diagnose([log(job(), sound)], alone(sound), 4, [again])) == [("factory-raises", "error")]
 
 
-def test_epochs_without_batches() -> None:
+def test_an_epoch_without_batches_is_an_error_that_names_the_rank() -> None:
     assert codes(diagnose([log(job(), lambda *of: [])], [], 4)) == [("yields-nothing", "error")]
 
     def once(rank: int, epoch: int, *of: int) -> Any:
@@ -666,7 +672,9 @@ def test_epochs_without_batches() -> None:
      (everything, [("not-sharded-by-rank", "error"), ("never-ends", "unproven")]),
      (own_orders, [("not-sharded-by-rank", "error"), ("never-ends", "unproven")])],
 )  # fmt: skip
-def test_the_beginning_of_an_endless_epoch_shows_repeats_only(deal: Deal, expected: Any) -> None:
+def test_an_endless_epoch_is_unproven_but_samples_repeated_between_ranks_are_an_error(
+    deal: Deal, expected: Any
+) -> None:
     def cut(run: RunLog) -> RunLog:
         for rank in run.ranks:
             rank.epochs = rank.epochs[:1]
@@ -677,7 +685,7 @@ def test_the_beginning_of_an_endless_epoch_shows_repeats_only(deal: Deal, expect
     assert codes(found) == expected
 
 
-def test_ranks_with_datasets_of_different_sizes() -> None:
+def test_ranks_with_datasets_of_different_sizes_are_an_error() -> None:
     run = log(job(), sound)
     for rank in run.ranks:
         rank.built = Built(seconds=0, samples=48 + rank.rank, cuts_one_dataset=True)
@@ -693,7 +701,7 @@ def test_findings_of_one_code_are_merged_and_errors_come_first() -> None:
     assert {line.split(",")[1] for line in found[1].evidence} == {" 2 workers (fork)", " 2 workers (spawn)"}
 
 
-def test_batches_without_rows_are_not_proven() -> None:
+def test_a_loader_whose_batches_have_no_rows_is_not_proven() -> None:
     def nothing(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         return Step(worker=worker)
 

@@ -69,7 +69,7 @@ PIPELINES_AND_VERDICTS: list[Any] = [
 
 
 @pytest.mark.parametrize(("name", "verdict", "codes", "options"), PIPELINES_AND_VERDICTS)
-def test_pipelines_get_their_diagnosis_under_the_options_of_an_examination(
+def test_examine_gives_each_example_pipeline_its_expected_verdict_and_findings(
     name: str, verdict: str, codes: list[str], options: dict[str, Any]
 ) -> None:
     examination = examined(name, **options)
@@ -77,7 +77,7 @@ def test_pipelines_get_their_diagnosis_under_the_options_of_an_examination(
     assert examination.verdict == verdict, str(examination)
 
 
-def test_a_pipeline_that_hangs_is_ended_and_says_where_it_stood() -> None:
+def test_the_doctor_ends_a_hanging_pipeline_and_reports_the_file_and_function_where_it_hangs() -> None:
     examined("raises_in_a_worker")  # starts the servers
     before = left()
     found = examined("hangs", timeout=5)
@@ -87,7 +87,7 @@ def test_a_pipeline_that_hangs_is_ended_and_says_where_it_stood() -> None:
         time.sleep(0.1)
 
 
-def test_an_error_in_a_worker_shows_its_last_line_and_what_was_run() -> None:
+def test_an_error_in_a_worker_is_reported_with_its_message_and_the_run_it_occurred_in() -> None:
     found = examined("raises_in_a_worker")
     assert severe(found) == ["factory-raises"]
     evidence = found.findings[0].evidence
@@ -97,7 +97,7 @@ def test_an_error_in_a_worker_shows_its_last_line_and_what_was_run() -> None:
     assert "(" not in found.summary.replace("(fork)", "").replace("(the control)", "")
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
+def test_examine_raises_argument_error_for_an_unusable_factory_or_option() -> None:
     with pytest.raises(ArgumentError, match="names no function"):
         examine("nothing")
     with pytest.raises(ArgumentError, match="cannot be imported"):
@@ -110,7 +110,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
 
 
 @pytest.mark.soak
-def test_a_doctor_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+def test_processes_of_the_doctor_end_when_the_doctor_is_killed(tmp_path: Path) -> None:
     code = f"from rankfeed.diagnostics.doctor import examine; examine({str(PIPELINES) + ':hangs'!r})"
     doctor = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path)})
     deadline = time.monotonic() + 600
@@ -135,7 +135,7 @@ def test_a_doctor_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
         ({}, {}, len(os.sched_getaffinity(0))),
     ],
 )  # fmt: skip
-def test_cpus_are_those_that_are_given(
+def test_the_number_of_cpus_is_limited_by_the_cgroup_quota_and_slurm_cpus_per_task(
     files: dict[str, str], environ: dict[str, str], expected: int, tmp_path: Path
 ) -> None:
     for name, content in files.items():

@@ -111,7 +111,7 @@ def facts(
         ([epoch(0, 0, 0, None)], facts("none", None, None), NOT_PROVEN, "not-counted"),
     ],
 )
-def test_figures_of_epochs_lead_to_a_verdict(
+def test_judge_derives_a_verdict_and_a_finding_from_the_counts_of_epochs(
     epochs: list[EpochReport], known: JudgedFacts, verdict: Verdict, code: str | None
 ) -> None:
     found = [*judge(epochs, known)]
@@ -137,14 +137,16 @@ PLANNED = JudgedFacts("ids", "plan")
         (epoch(steps=(6, 5)), PLANNED, DISEASED, "uneven-steps"),
     ],
 )
-def test_a_plan_is_exact(report: EpochReport, known: JudgedFacts, verdict: Verdict, code: str | None) -> None:
+def test_against_a_plan_padding_and_remainders_excuse_no_missing_or_repeated_sample(
+    report: EpochReport, known: JudgedFacts, verdict: Verdict, code: str | None
+) -> None:
     """Where a plan says what is delivered, neither padding nor a remainder explains a difference."""
     found = [*judge([report], known)]
     assert verdict_of(found) == verdict, found
     assert {each.code for each in found} == ({code} if code else set())
 
 
-def test_a_known_worker_order_is_compared_with_the_others_of_its_rank() -> None:
+def test_two_workers_of_a_rank_with_the_same_order_are_reported_as_duplicates() -> None:
     rank = RankEpoch(0, 12, 96, {8: 12}, {-1: "a", 0: "b", 1: "b"})
     report = EpochReport(0, 96, 48, 0, 0, (rank,), between_workers=48)
     codes = {each.code for each in judge([report], facts("content", None, None))}
@@ -152,7 +154,7 @@ def test_a_known_worker_order_is_compared_with_the_others_of_its_rank() -> None:
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_workers_ranks_and_epochs_that_draw_the_same_numbers_are_named(indexed: bool) -> None:
+def test_equal_random_states_of_workers_of_ranks_and_of_epochs_are_reported(indexed: bool) -> None:
     reports = [
         EpochReport(
             number,
@@ -177,7 +179,7 @@ def test_workers_ranks_and_epochs_that_draw_the_same_numbers_are_named(indexed: 
     }
 
 
-def test_the_verdict_follows_from_all_findings_and_one_is_kept_of_each_code() -> None:
+def test_verdict_of_takes_the_worst_finding_and_merged_joins_findings_of_one_code() -> None:
     assert verdict_of([]) is SOUND
     assert verdict_of([Finding("no-ids", "unproven", "samples have no ids")]) is NOT_PROVEN
     twice = [Finding("hangs", "error", "it hangs", (f"rank {rank}",)) for rank in range(2)]
@@ -283,23 +285,29 @@ TABLE: dict[str, tuple[Sequence[Sequence[Order]], dict[str, Any], list[tuple[str
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_epochs_against_their_control(name: str) -> None:
+def test_judge_samples_gives_the_expected_findings_for_epochs_compared_with_a_control(name: str) -> None:
     epochs, known, expected = TABLE[name]
     assert sorted(said(*epochs, **known)) == sorted(expected)
 
 
 @given(st.permutations(range(40)), st.integers(1, 5), st.integers(0, 3), st.integers(1, 9))
-def test_every_partition_is_sound(order: list[int], ranks: int, workers: int, batch: int) -> None:
+def test_any_partition_of_the_samples_over_ranks_has_no_findings(
+    order: list[int], ranks: int, workers: int, batch: int
+) -> None:
     assert said(shares(order, ranks), control=40, workers=workers, batch=batch) == []
 
 
 @given(st.integers(2, 200), st.integers(2, 5), st.integers(1, 9), st.integers(0, 3))
-def test_ranks_that_read_everything_are_never_sound(size: int, ranks: int, batch: int, workers: int) -> None:
+def test_ranks_that_each_read_all_samples_are_always_reported_as_not_sharded(
+    size: int, ranks: int, batch: int, workers: int
+) -> None:
     assert UNSHARDED in said([range(size)] * ranks, control=size, workers=workers, batch=batch)
 
 
 @given(st.integers(1, 300), st.integers(2, 6), st.integers(1, 8))
-def test_a_distributed_sampler_is_never_accused(size: int, ranks: int, batch: int) -> None:
+def test_padding_by_a_distributed_sampler_is_only_a_note_unless_it_is_half_of_the_dataset(
+    size: int, ranks: int, batch: int
+) -> None:
     share = -(-size // ranks)
     padded = [number % size for number in range(share * ranks)]
     found = said(shares(padded, ranks), control=size, workers=0, batch=batch)
@@ -307,7 +315,9 @@ def test_a_distributed_sampler_is_never_accused(size: int, ranks: int, batch: in
 
 
 @given(st.integers(1, 100), st.lists(st.lists(st.integers(0, 120), max_size=150), min_size=2, max_size=4))
-def test_a_sound_epoch_has_each_sample_up_to_a_global_batch(size: int, orders: list[list[int]]) -> None:
+def test_epochs_without_errors_miss_or_repeat_at_most_a_global_batch_of_samples(
+    size: int, orders: list[list[int]]
+) -> None:
     """Whatever is delivered in each of two epochs: without an error at most a global batch is too many or few."""
     findings = said(orders, orders, control=size)
     counts = Counter(key for order in orders for key in order)

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parent / "jobs" / "grouped.py"
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_ranks_of_a_process_group_agree_on_a_name_for_their_launch(tmp_path: Path) -> None:
-    """torchrun without a name, twice with the same one, and each time other launches."""
+    """Two torchrun jobs with the same --rdzv-id are recorded in the ledgers as two launches."""
     for number in range(2):
         command = jobs.torchrun(2, SCRIPT, tmp_path / "ledger")
         command[3:3] = ["--rdzv-id", "same"]

@@ -71,7 +71,7 @@ def quiet(folder: Path, each: str) -> list[float]:
 
 
 @pytest.mark.timeout(600)
-def test_the_rank_at_fault_is_named_on_all_others_and_a_healthy_job_hears_nothing(
+def test_lockstep_names_the_failed_rank_on_all_other_ranks_and_is_silent_in_a_healthy_job(
     thorough: bool, tmp_path: Path
 ) -> None:
     rounds = [
@@ -103,7 +103,8 @@ def test_the_rank_at_fault_is_named_on_all_others_and_a_healthy_job_hears_nothin
 
 
 @pytest.mark.slow
-def test_rank_0_keeps_the_store_until_the_other_ranks_need_it_no_longer(tmp_path: Path) -> None:
+def test_a_healthy_job_with_a_slow_store_ends_on_all_ranks_without_a_lockstep_message(tmp_path: Path) -> None:
+    """Rank 0 keeps the store until the other ranks need it no longer."""
     each = "healthy,0,3,2,6,slow store"
     played(tmp_path, 60, each)
     quiet(tmp_path, each)
@@ -111,7 +112,9 @@ def test_rank_0_keeps_the_store_until_the_other_ranks_need_it_no_longer(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_job_in_which_no_rank_waits_beyond_the_limit_hears_nothing(thorough: bool, tmp_path: Path) -> None:
+def test_lockstep_is_silent_in_jobs_with_pauses_evaluation_or_pipelines_within_its_limit(
+    thorough: bool, tmp_path: Path
+) -> None:
     kinds = list(HEALTHY) if thorough else ["common pauses", "long evaluation", "pipeline", "native pauses"]
     rounds = [f"healthy,0,8,{3 if how in ('pipeline', 'groups', 'messages') else 2},4,{how}" for how in kinds]
     played(tmp_path, 60, *rounds, at_once=4)  # they sleep most of the time
@@ -127,7 +130,9 @@ def test_a_job_in_which_no_rank_waits_beyond_the_limit_hears_nothing(thorough: b
         *map(soak, ("short", "stop", "sleep", "loader")),
     ],
 )
-def test_the_cause_is_in_the_log_before_a_launcher_ends_all(case: str, tmp_path: Path) -> None:
+def test_the_cause_found_by_lockstep_is_in_the_log_when_torchrun_ends_a_failed_job(
+    case: str, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     with started(torchrun(2, JOB, tmp_path, case, 9, 4), log) as job:
         try:
@@ -140,14 +145,14 @@ def test_the_cause_is_in_the_log_before_a_launcher_ends_all(case: str, tmp_path:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_ten_thousand_healthy_steps_with_random_delays_hear_nothing(tmp_path: Path) -> None:
+def test_lockstep_is_silent_over_ten_thousand_healthy_steps_with_random_delays(tmp_path: Path) -> None:
     each = "healthy,0,10000,3,6,healthy"
     played(tmp_path, 900, each)
     costs = quiet(tmp_path, each)
     print(f"\na step of the watch costs {max(costs) * 1e6:.2f} microseconds")
 
 
-def test_alone_a_loader_is_handed_out_as_it_is() -> None:
+def test_lockstep_in_a_single_process_passes_batches_len_set_epoch_and_errors_through() -> None:
     class Epochs(list[int]):
         epoch = 0
 
@@ -166,7 +171,7 @@ def test_alone_a_loader_is_handed_out_as_it_is() -> None:
         raise ValueError("its own")
 
 
-def test_choices_that_cannot_be_meant_are_refused() -> None:
+def test_lockstep_raises_argument_error_for_invalid_options_or_without_a_loader() -> None:
     for choice in ({"limit": 0}, {"grace": float("nan")}, {"uneven": "no"}):
         with pytest.raises(rf.errors.ArgumentError):
             rf.Lockstep([], **choice)  # type: ignore[arg-type]

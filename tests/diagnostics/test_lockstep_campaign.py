@@ -37,7 +37,7 @@ PLAYED = {
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("piece", range(5))
-def test_forty_healthy_jobs(piece: int, tmp_path: Path) -> None:
+def test_lockstep_raises_no_alarm_in_forty_random_healthy_jobs(piece: int, tmp_path: Path) -> None:
     chance = random.Random(f"{SEED} healthy {piece}")
     rounds = []
     others = [how for how in HEALTHY if how not in IN_PAUSE]
@@ -60,7 +60,7 @@ def test_forty_healthy_jobs(piece: int, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("piece", range(5))
-def test_twenty_faulty_jobs(piece: int, tmp_path: Path) -> None:
+def test_lockstep_names_the_failed_rank_in_time_in_twenty_random_faulty_jobs(piece: int, tmp_path: Path) -> None:
     chance = random.Random(f"{SEED} faulty {piece}")
     rounds = []
     for number in range(20 * piece, 20 * piece + 20):

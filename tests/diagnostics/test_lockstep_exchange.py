@@ -42,7 +42,7 @@ class Job:
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_all_ranks_read_the_same_cause(kind: str, tmp_path: Path) -> None:
+def test_all_ranks_read_the_same_cause_of_a_failure_from_the_store(kind: str, tmp_path: Path) -> None:
     job = Job(3, store=dist.HashStore() if kind == "memory" else dist.FileStore(str(tmp_path / "store"), 3))
     assert job.run(3) == ["", "", ""]
     assert [{rank: peer.pid for rank, peer in each.peers.items()} for each in job.exchanges] == [
@@ -56,13 +56,13 @@ def test_all_ranks_read_the_same_cause(kind: str, tmp_path: Path) -> None:
     assert causes[0].endswith("failed in step 3 of pass 1: ValueError: no")
 
 
-def test_each_rank_watches_its_neighbours_and_rank_0() -> None:
+def test_a_rank_watches_rank_0_and_the_ranks_at_power_of_two_distances() -> None:
     found = [Exchange(JobStore(dist.HashStore(), "loop/0"), 9, JobHistory(64, 9.0))._unknown for _ in range(1)]
     assert found == [{0, 1, 5, 7, 8, 10, 11, 13, 17, 25, 41, 57}]  # some are on its host, if it takes every 8th
 
 
 @pytest.mark.parametrize("judge", [0, 1])
-def test_a_silent_judge_is_judged_by_the_other(judge: int) -> None:
+def test_if_rank_0_or_1_falls_silent_the_other_of_them_publishes_that_as_the_cause(judge: int) -> None:
     job = Job(3, limit=20.0)
     job.run(3)
     step = Progress(1, 1, 2, "step")
@@ -76,7 +76,7 @@ def test_a_silent_judge_is_judged_by_the_other(judge: int) -> None:
     assert causes[1 - judge] == causes[2]
 
 
-def test_a_cause_is_not_forgotten_by_a_judge_that_does_not_see_it() -> None:
+def test_a_published_cause_stays_when_the_failed_rank_no_longer_reports_it() -> None:
     job = Job(3)
     job.facts[2] = {"progress": Progress(1, 1, 3, "step"), "failure": LoopFailure("ValueError: no", [], False)}
     job.run(2)
@@ -84,7 +84,7 @@ def test_a_cause_is_not_forgotten_by_a_judge_that_does_not_see_it() -> None:
     assert all("ValueError: no" in cause for cause in job.run(2))
 
 
-def test_rank_0_needs_its_store_until_all_ranks_that_are_alive_have_left() -> None:
+def test_rank_0_needs_its_store_until_every_rank_has_left_or_is_silent() -> None:
     job = Job(3)
     for facts in job.facts:
         facts["progress"] = Progress(1, 1, 2, "ended", closed=True)
@@ -115,7 +115,7 @@ class FailingExchange:
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_store_that_is_late_is_asked_again_and_one_that_is_gone_is_not(exists: bool) -> None:
+def test_the_monitor_reconnects_to_a_slow_store_and_gives_up_if_the_store_is_gone(exists: bool) -> None:
     monitor = RankMonitor.__new__(RankMonitor)
     monitor.local, monitor.over, monitor.rank, monitor.cause = LocalProgress(), False, 1, None
     monitor._store_is_gone, monitor._has_store, monitor._owner = False, False, 0
@@ -129,7 +129,7 @@ def test_a_store_that_is_late_is_asked_again_and_one_that_is_gone_is_not(exists:
     assert monitor._store_is_gone != exists
 
 
-def test_a_store_is_asked_without_a_request_whether_it_exists() -> None:
+def test_job_store_exists_is_true_while_its_port_accepts_connections() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     keys = JobStore(store, "loop/0")
     assert (keys.exists(), keys.port) == (True, store.port)
@@ -139,7 +139,9 @@ def test_a_store_is_asked_without_a_request_whether_it_exists() -> None:
     assert not keys.exists()
 
 
-def test_time_in_which_this_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_age_of_progress_excludes_time_in_which_the_process_was_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = iter([0.0, 0.0, 1.0, 2.0, 3602.0, 3603.0])
     monkeypatch.setattr(observing.time, "monotonic", lambda: next(clock))
     observer = Observer(RankStatus(0), LocalProgress())
@@ -147,7 +149,7 @@ def test_time_in_which_this_process_was_stopped_does_not_count(monkeypatch: pyte
     assert ages == [1.0, 2.0, 4.0, 5.0]
 
 
-def test_progress_numbers_and_ages_come_from_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observer_status_has_progress_collective_numbers_and_their_ages(monkeypatch: pytest.MonkeyPatch) -> None:
     now, numbers = [0.0], {"all": 7, "idle": 3}
     monkeypatch.setattr(observing.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(observing, "collective_numbers", lambda: dict(numbers))
@@ -166,7 +168,7 @@ def test_progress_numbers_and_ages_come_from_one_read(monkeypatch: pytest.Monkey
     assert any("observer.status({})" in line for line in status.stack)
 
 
-def test_torch_records_what_a_group_is_in_and_a_group_of_the_same_name_begins_again(
+def test_flight_recorder_gives_the_collectives_of_each_group_and_rereads_only_after_a_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = [(7, "gloo:all_reduce", 9), (8, "gloo:broadcast", 1), (8, "gloo:barrier", 2), (9, "nccl:reduce", 3)]
@@ -196,7 +198,7 @@ def test_torch_records_what_a_group_is_in_and_a_group_of_the_same_name_begins_ag
     assert FlightRecorder().calls(keys) == {}  # an older torch
 
 
-def test_the_end_of_a_process_is_seen_at_once() -> None:
+def test_sibling_processes_reports_a_killed_process_and_a_reused_pid_as_dead() -> None:
     waiting = [sys.executable, "-c", "import time; time.sleep(10000)"]
     with subprocess.Popen(waiting) as first, subprocess.Popen(waiting) as other:
         siblings = SiblingProcesses()
@@ -212,7 +214,7 @@ def test_the_end_of_a_process_is_seen_at_once() -> None:
         other.kill()
 
 
-def test_an_error_of_the_user_differs_from_that_of_a_collective() -> None:
+def test_is_echo_is_true_only_for_errors_raised_by_a_collective() -> None:
     local = LocalProgress()
     local.begin_pass()
     failure = local.fail(RuntimeError("DataLoader timed out after 5 seconds"))  # while data are waited for

@@ -88,31 +88,33 @@ def healthy(draw: st.DrawFn) -> tuple[list[RankStatus], dict[int, float]]:
 
 
 @given(healthy(), st.booleans())
-def test_a_healthy_job_has_no_cause(found: tuple[list[RankStatus], dict[int, float]], uneven: bool) -> None:
+def test_find_cause_finds_no_cause_in_a_healthy_job(
+    found: tuple[list[RankStatus], dict[int, float]], uneven: bool
+) -> None:
     statuses, silent = found
     assert job(*statuses, silent=silent, uneven=uneven) is None
 
 
 @given(st.integers(2, 5), st.integers(1, 3), st.sampled_from(["data", "step"]), st.floats(LIMIT, 5 * LIMIT))
-def test_ranks_that_are_all_busy_do_not_wait(
+def test_no_cause_is_found_if_all_ranks_are_equally_long_in_the_same_step(
     ranks: int, step: int, state: Literal["data", "step"], long: float
 ) -> None:
     for facts in ({}, {"numbers": {"all": 7}}, {"numbers": {"all": 7}, "ages": {"all": long}}):
         assert job(*(rank(number, at(step, state), long, **facts) for number in range(ranks))) is None
 
 
-def test_a_rank_that_ends_a_common_pause_first_waits_from_then() -> None:
+def test_the_wait_of_the_first_rank_to_end_a_common_pause_counts_from_the_end_of_the_pause() -> None:
     first = rank(0, at(5), 0.2, numbers={"all": 6}, ages={"all": 0.1})
     assert job(first, rank(1, at(4), LONG, numbers={"all": 5}, ages={"all": LONG})) is None
 
 
-def test_a_step_in_which_collectives_are_entered_is_no_hang() -> None:
+def test_a_long_step_in_which_a_rank_still_enters_collectives_is_no_hang() -> None:
     """Rank 1 is slow in an evaluation of one step that takes longer than the limit."""
     moving = {"numbers": {"all": 7}, "ages": {"all": 0.6 * LIMIT}}
     assert job(rank(0, at(3), **entered(all=8)), rank(1, at(3), LONG, **moving)) is None
 
 
-def test_a_single_status_proves_nothing() -> None:
+def test_a_late_rank_is_blamed_only_after_two_equal_statuses_or_silence() -> None:
     waits, late = rank(0, at(5), **entered(all=6)), rank(1, at(5), **entered(all=5))
     assert blamed(waits, late)[0] == 1
     assert job(waits, late, confirmed=False) is None
@@ -130,7 +132,7 @@ def test_the_rank_that_has_not_entered_the_collective_is_blamed(state: State) ->
     assert summary.endswith("for 200 s, and rank 0 has waited for 200 s, in step 5 of pass 1")
 
 
-def test_the_end_of_a_chain_of_groups_is_blamed() -> None:
+def test_the_last_rank_in_a_chain_of_waiting_process_groups_is_blamed() -> None:
     """Rank 0 waits for rank 1, which waits in another group for rank 2, which is in neither's collective."""
     first, second = rank(0, at(5), **entered(left=4)), rank(1, at(5), **entered(left=3, right=6))
     assert blamed(first, second, rank(2, at(5), **entered(right=5)))[0] == 2
@@ -149,7 +151,7 @@ def recorded(number: int, last: int, *kinds: str, inside: bool = True) -> dict[s
     return {**entered(all=number), "calls": {"all": GroupCalls(last, inside * last, known)}}
 
 
-def test_point_to_point_calls_are_not_compared() -> None:
+def test_counts_of_point_to_point_calls_are_not_compared_between_ranks() -> None:
     """They count on two ranks only: rank 2 has a lower number than the others, in a common pause as always."""
     counts = [30, 30, 18]
     pause = (rank(i, at(3), **recorded(counts[i], 9, "all_reduce", inside=False)) for i in range(3))
@@ -168,7 +170,7 @@ def test_a_rank_that_has_left_its_collective_waits_for_no_other() -> None:
     assert "holds the interpreter's lock" in blamed(inside, late, silent={1: LIMIT})[1]
 
 
-def test_the_rank_in_another_collective_is_blamed() -> None:
+def test_the_rank_that_is_in_a_different_collective_is_blamed() -> None:
     reduces = [rank(i, at(5), **recorded(6, 6, "all_reduce", "all_reduce")) for i in range(3)]
     leaves = rank(1, at(5, "left", done=(1, 5)), **recorded(6, 6, "all_reduce", "barrier"))
     text = (
@@ -189,7 +191,7 @@ def test_the_rank_in_another_collective_is_blamed() -> None:
 
 
 @pytest.mark.parametrize("numbers", [{}, {"all": 7}])  # of no group, or of one without collectives
-def test_without_collectives_places_are_compared(numbers: dict[str, int]) -> None:
+def test_without_collectives_the_rank_at_an_earlier_step_is_blamed(numbers: dict[str, int]) -> None:
     for waiter in (at(5), at(9, "ended", done=(1, 9))):
         statuses = rank(0, waiter, LONG, numbers=numbers), rank(1, at(4, "data"), LONG, numbers=numbers)
         assert blamed(*statuses)[0] == 1
@@ -198,7 +200,7 @@ def test_without_collectives_places_are_compared(numbers: dict[str, int]) -> Non
     assert job(rank(0, at(9), LONG), rank(1, at(9, "left"), LONG)) is None  # a checkpoint in the last step
 
 
-def test_a_silent_rank_is_blamed_where_it_was_seen_last() -> None:
+def test_a_silent_rank_is_blamed_with_the_step_where_it_was_last_seen() -> None:
     waits = rank(0, at(5), **entered(all=6), peers={1: "stopped"})
     number, summary = blamed(waits, rank(1, at(5), numbers={"all": 5}), silent={1: LIMIT})
     assert number == 1
@@ -215,7 +217,7 @@ def test_a_silent_rank_is_blamed_where_it_was_seen_last() -> None:
     assert "holds the interpreter's lock" in blamed(seen, rank(1, at(5), numbers={"all": 5}), silent={1: LIMIT})[1]
 
 
-def test_a_rank_that_never_came_is_waited_for() -> None:
+def test_a_rank_that_does_not_reach_its_first_step_within_the_limit_is_blamed() -> None:
     here = rank(0, at(1), **entered(all=6))
     for uneven in (False, True):
         number, summary = blamed(here, RankStatus(1), silent={1: LIMIT}, uneven=uneven)
@@ -224,7 +226,9 @@ def test_a_rank_that_never_came_is_waited_for() -> None:
 
 
 @given(st.integers(2, 5), st.data())
-def test_a_rank_that_ends_before_the_others_is_blamed(ranks: int, data: st.DataObject) -> None:
+def test_a_rank_that_runs_out_of_data_before_the_others_is_blamed_unless_uneven(
+    ranks: int, data: st.DataObject
+) -> None:
     steps = data.draw(st.lists(st.integers(0, 5), min_size=ranks, max_size=ranks))
     statuses = [
         rank(number, at(count, "ended", done=(1, count), closed=data.draw(st.booleans())))
@@ -252,7 +256,7 @@ def test_the_first_failure_is_reported_and_not_its_effects() -> None:
     )
 
 
-def test_a_failed_collective_waits_for_its_cause() -> None:
+def test_a_rank_with_a_failed_collective_is_blamed_only_if_no_other_cause_appears_in_time() -> None:
     def echo(age: float = 0.0, **facts: Any) -> RankStatus:
         return rank(0, at(4), age, **failed("RuntimeError: gloo", is_echo=True), **facts)
 
@@ -270,7 +274,7 @@ def test_a_failed_collective_waits_for_its_cause() -> None:
     assert "no rank is known to be the cause" in summary
 
 
-def test_a_process_that_ended_is_missed_only_if_it_is_needed() -> None:
+def test_a_dead_process_is_blamed_only_if_its_rank_still_had_steps_to_take() -> None:
     missing: dict[str, Any] = {"peers": {1: "dead"}}
     assert blamed(rank(0, at(4), **missing), rank(1, at(4)))[0] == 1
     ended = rank(1, at(4, "ended", done=(1, 4)))
@@ -290,7 +294,7 @@ def test_a_rank_is_blocked_by_one_that_has_not_entered_its_collective() -> None:
     assert not other.blocks(rank(0, at(5), **recorded(5, 5, "all_reduce", inside=False)))
 
 
-def test_a_thousand_ranks_are_judged_in_one_look() -> None:
+def test_find_cause_blames_the_one_late_rank_of_a_thousand() -> None:
     statuses = [rank(number, at(7), **entered(all=9)) for number in range(1000)]
     assert job(*statuses) is None
     statuses[612] = rank(612, at(7), **entered(all=8))

@@ -47,7 +47,7 @@ def monitored(loader: Any) -> tuple[rf.Lockstep[Any], Any]:
     return lockstep, monitor
 
 
-def test_an_iterator_that_is_closed_late_does_not_end_the_pass_of_another() -> None:
+def test_closing_an_old_lockstep_iterator_does_not_end_the_pass_of_the_current_one() -> None:
     lockstep, monitor = monitored([1, 2, 3])
     old = iter(lockstep)
     next(old)
@@ -60,8 +60,8 @@ def test_an_iterator_that_is_closed_late_does_not_end_the_pass_of_another() -> N
     assert (monitor.local.progress.done, monitor.local.progress.state) == ((2, 3), "ended")
 
 
-def test_each_with_block_has_a_monitor_of_its_own() -> None:
-    """One rank is through with the first while another is in the second already."""
+def test_leaving_the_with_block_of_a_lockstep_closes_and_discards_its_monitor() -> None:
+    """One rank may be through with a block while another rank is still in it."""
     lockstep, monitor = monitored([1])
     with lockstep as batches:
         assert list(batches) == [1]
@@ -69,7 +69,7 @@ def test_each_with_block_has_a_monitor_of_its_own() -> None:
     assert (lockstep._monitor, lockstep._begun) == (None, False)
 
 
-def test_a_loader_that_swallows_the_error_is_left_before_the_next_step() -> None:
+def test_lockstep_raises_before_the_next_batch_if_a_cause_was_found_while_the_loader_read() -> None:
     def loader() -> Iterator[int]:
         yield 1
         monitor.cause = "told while data were read again and again"
@@ -82,7 +82,7 @@ def test_a_loader_that_swallows_the_error_is_left_before_the_next_step() -> None
         next(batches)
 
 
-def test_a_hook_that_calls_ours_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_excepthook_that_chains_to_the_lockstep_hook_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(rank_monitor, "_monitors", [])
     monkeypatch.setattr(rank_monitor, "_previous_hook", None)
@@ -108,7 +108,7 @@ def _leaves(path: Path) -> None:
     rank_monitor._monitor_process(Leaving())  # type: ignore[arg-type]
 
 
-def test_a_child_of_multiprocessing_says_that_it_leaves(tmp_path: Path) -> None:
+def test_a_multiprocessing_child_stops_its_lockstep_monitor_when_it_exits(tmp_path: Path) -> None:
     child = multiprocessing.get_context("fork").Process(target=_leaves, args=(tmp_path / "left",))
     child.start()
     child.join(600)
@@ -117,7 +117,7 @@ def test_a_child_of_multiprocessing_says_that_it_leaves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_echo", [True, False])
-def test_only_the_error_of_a_collective_is_replaced_by_its_cause(is_echo: bool) -> None:
+def test_only_an_error_of_a_collective_is_replaced_by_a_lockstep_error_with_its_cause(is_echo: bool) -> None:
     """All ranks may end a loop by an exception of their own, which a caller expects."""
     monitor = rank_monitor.RankMonitor.__new__(rank_monitor.RankMonitor)
     monitor.local, monitor.pid, monitor.rank, monitor.over = LocalProgress(), os.getpid(), 1, False

@@ -22,7 +22,7 @@ def under_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_BACKEND", "nccl")
 
 
-def test_the_rank_at_fault_is_named_on_all_others(tmp_path: Path) -> None:
+def test_under_nccl_lockstep_names_the_failed_rank_on_all_other_ranks_in_time(tmp_path: Path) -> None:
     rounds = [
         "raise,1,6,2,4,with",
         "loader,1,6,2,4,with",
@@ -44,7 +44,7 @@ def test_the_rank_at_fault_is_named_on_all_others(tmp_path: Path) -> None:
     assert not late
 
 
-def test_healthy_jobs_hear_nothing(tmp_path: Path) -> None:
+def test_under_nccl_lockstep_is_silent_in_healthy_jobs(tmp_path: Path) -> None:
     rounds = [
         "healthy,0,8,2,3,common pauses",
         "healthy,1,8,3,3,long evaluation",

@@ -40,7 +40,9 @@ def every(keys: KeyArray) -> Keys:
 
 @given(KEYS, st.data(), st.integers(1, 9))
 @settings(deadline=None, max_examples=30)
-def test_keys_are_counted_as_a_counter_counts_them(came: list[Any], data: st.DataObject, buffer: int) -> None:
+def test_hash_partitions_on_disk_count_keys_as_collections_counter_does(
+    came: list[Any], data: st.DataObject, buffer: int
+) -> None:
     due = data.draw(st.lists(st.sampled_from(came), max_size=40)) if came else []
     delivered, expected = key_array(came), key_array([*due, *came[:0]])
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -70,7 +72,7 @@ def test_keys_are_counted_as_a_counter_counts_them(came: list[Any], data: st.Dat
 
 @given(KEYS)
 @settings(deadline=None, max_examples=50)
-def test_all_deliveries_of_repeated_keys_are_found(came: list[Any]) -> None:
+def test_count_reports_the_places_of_repeated_keys_and_repeats_between_ranks_and_workers(came: list[Any]) -> None:
     keys, numbers = key_array(came), range(len(came))
     # Three ranks deliver in turn, each in seven steps of two rows, every other one by worker 1.
     delivered = [every(keys[rank::3]) for rank in range(3)]
@@ -93,7 +95,7 @@ def test_all_deliveries_of_repeated_keys_are_found(came: list[Any]) -> None:
     assert found.between_workers == per_worker - per_rank
 
 
-def test_partitions_are_counted_together_as_far_as_they_fit() -> None:
+def test_partition_ranges_cover_all_partitions_and_are_one_range_if_they_fit_in_memory() -> None:
     for size in (0, 10, 10**4, 10**6, 10**10):
         ranges = partition_ranges(size, 1 << 28)
         assert [low for low, _ in ranges] == [0, *(high for _, high in ranges[:-1])]
@@ -101,7 +103,7 @@ def test_partitions_are_counted_together_as_far_as_they_fit() -> None:
         assert len(ranges) == 1 or size > (1 << 28) // 8
 
 
-def test_keys_are_the_same_for_the_same_value_and_differ_for_others() -> None:
+def test_key_array_maps_equal_ids_of_any_type_to_equal_keys_and_raises_for_unusable_ids() -> None:
     import torch
 
     same = [[1, 2], (1, 2), np.array([1, 2], np.int32), torch.tensor([1, 2]), [torch.tensor(1), np.uint8(2)]]
@@ -131,7 +133,7 @@ def test_keys_are_the_same_for_the_same_value_and_differ_for_others() -> None:
         key_array([object()])
 
 
-def test_keys_are_found_in_whatever_a_loader_yields() -> None:
+def test_keys_of_reads_ids_from_dicts_tuples_and_objects_by_name_index_or_function() -> None:
     import torch
 
     class Graphs:
@@ -151,7 +153,7 @@ def test_keys_are_found_in_whatever_a_loader_yields() -> None:
         keys_of({"x": torch.zeros(2, 3)}, "id")
 
 
-def test_samples_without_ids_are_known_by_what_they_hold() -> None:
+def test_keys_of_hashes_the_content_of_samples_without_ids_and_ignores_padding() -> None:
     import torch
 
     x = torch.tensor([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0]])

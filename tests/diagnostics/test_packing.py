@@ -33,7 +33,7 @@ def packed(documents: int, parts: int, *, forgets: bool = False, half: bool = Fa
     return Tokens(found, count, 64)
 
 
-def test_packed_sequences_are_compared_by_their_shingles() -> None:
+def test_missing_or_repeated_documents_in_packed_sequences_are_found_by_token_shingles() -> None:
     control = packed(400, 1)
     judged = {
         "sound": judge_tokens(control, packed(400, 4), **FACTS),
@@ -59,5 +59,7 @@ def test_packed_sequences_are_compared_by_their_shingles() -> None:
     ("length", "counts"),
     [(10, "rank"), (11, "rank"), (20, "all ranks"), (24, "all ranks"), (40, None), (5, None), (100, None)],
 )
-def test_a_length_counts_the_steps_of_a_rank_or_of_all(length: int, counts: str | None) -> None:
+def test_length_of_tells_whether_len_counts_the_steps_of_one_rank_or_of_all_ranks(
+    length: int, counts: str | None
+) -> None:
     assert length_of(length, steps=10, total=20, ranks=2, workers=2) == counts

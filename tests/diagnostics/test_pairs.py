@@ -185,22 +185,24 @@ def said(control: list[RunLog]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", SOUND)
-def test_a_collate_function_that_keeps_samples_together(name: str, stream: bool) -> None:
+def test_a_collate_function_that_keeps_the_fields_of_samples_together_has_no_findings(
+    name: str, stream: bool
+) -> None:
     assert said(read(TextStream() if stream else Texts(), SOUND[name])) == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", COMBINED)
-def test_a_collate_function_that_combines_samples(name: str, stream: bool) -> None:
+def test_a_collate_function_that_pairs_fields_of_different_samples_is_an_error(name: str, stream: bool) -> None:
     assert said(read(TextStream() if stream else Texts(), COMBINED[name])) == [("rows-come-apart", "error")]
 
 
-def test_a_collate_function_that_combines_samples_at_random_is_not_proven() -> None:
+def test_a_collate_function_that_pairs_fields_of_different_samples_at_random_is_unproven() -> None:
     assert said(read(Texts(), tokens_shuffled)) == [("rows-come-apart", "unproven")]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_buffer_that_is_not_cleared(stream: bool) -> None:
+def test_a_collate_buffer_that_is_not_cleared_between_batches_is_an_error(stream: bool) -> None:
     assert ("reads-differ", "error") in said(read(TextStream() if stream else Texts(), Garbage(hidden=False)))
 
 
@@ -235,7 +237,9 @@ class Masking(Texts):
         ("fresh", [("reads-differ", "unproven")]),
     ],
 )
-def test_random_masks(kind: str, expected: list[tuple[str, str]]) -> None:
+def test_masking_tokens_that_the_dataset_keeps_is_an_error_and_masking_a_copy_is_not(
+    kind: str, expected: list[tuple[str, str]]
+) -> None:
     assert said(read(Masking(kind), padded)) == expected
 
 
@@ -259,11 +263,11 @@ class Cached(Texts):
 
 
 @pytest.mark.parametrize("dataset", [Scaled, Cached])
-def test_items_that_reading_changes(dataset: type[Texts]) -> None:
+def test_a_dataset_whose_items_change_when_they_are_read_is_an_error(dataset: type[Texts]) -> None:
     assert said(read(dataset(), padded)) == [("reads-differ", "error")]
 
 
-def test_a_dataset_that_fetches_several_and_collate_functions_of_several_samples() -> None:
+def test_getitems_and_collate_functions_of_several_samples_are_read_again_without_findings() -> None:
     class Fetching(Texts):
         def __getitems__(self, indices: list[int]) -> Any:
             return [super(Fetching, self).__getitem__(index) for index in indices]
@@ -379,7 +383,9 @@ LABELS: dict[str, Callable[[int], Any]] = {
     ("name", "ids", "anew"),
     [*((name, False, False) for name in LABELS), ("classes", True, False), ("texts", True, True)],
 )
-def test_labels_that_are_dealt_otherwise_than_images(share: Shares, name: str, ids: bool, anew: bool) -> None:
+def test_labels_that_are_sharded_differently_from_their_images_are_found(
+    share: Shares, name: str, ids: bool, anew: bool
+) -> None:
     def fields(sample: int, label: int, place: int, rank: int) -> dict[str, Any]:
         row = {"x": image(sample), "y": LABELS[name](label)}
         return row | {"sample_id": sample} if ids else row
@@ -405,7 +411,7 @@ BESIDE: dict[str, Fields] = {
     ("name", "anew"),
     [(name, anew) for name in BESIDE for anew in (False, True) if name != "another dataset" or not anew],
 )
-def test_fields_that_do_not_belong_to_the_sample(name: str, anew: bool) -> None:
+def test_counters_noise_and_other_fields_independent_of_the_sample_have_no_findings(name: str, anew: bool) -> None:
     def fields(sample: int, label: int, place: int, rank: int) -> dict[str, Any]:
         return {"x": image(sample), "y": sample % 7} | BESIDE[name](sample, label, place, rank)
 
@@ -458,7 +464,7 @@ NOT_EXCHANGED: dict[str, ByPlace] = {
 
 
 @pytest.mark.parametrize("name", [*EXCHANGED, *NOT_EXCHANGED])
-def test_values_of_other_ids_that_change_by_epoch(name: str) -> None:
+def test_values_exchanged_between_ids_are_an_error_and_random_or_partner_values_are_not(name: str) -> None:
     fields = (EXCHANGED | NOT_EXCHANGED)[name]
 
     def epoch(number: int) -> EpochLog:
