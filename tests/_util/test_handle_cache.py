@@ -17,7 +17,7 @@ from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import SourceError
 
 
-def test_the_most_recently_used_stay_open() -> None:
+def test_a_handle_cache_keeps_the_most_recently_used_handles_open() -> None:
     cache, opened = HandleCache[str](2), Counter[int]()
 
     def get(number: int) -> None:
@@ -32,7 +32,9 @@ def test_the_most_recently_used_stay_open() -> None:
     assert opened == Counter({1: 1, 2: 2, 3: 1})
 
 
-def test_all_data_sets_together_keep_a_share_of_what_the_process_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_handle_caches_together_stay_within_a_share_of_the_open_file_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
     monkeypatch.setattr(module, "_caches", type(module._caches)())
     caches: list[HandleCache[int]] = [HandleCache(20) for _ in range(5)]
@@ -47,7 +49,7 @@ def test_all_data_sets_together_keep_a_share_of_what_the_process_may_open(monkey
     assert len(caches[0]) == 20
 
 
-def test_threads_get_what_they_asked_for_while_others_close_it() -> None:
+def test_threads_get_the_handle_of_their_key_while_other_threads_evict_handles() -> None:
     cache, wrong = HandleCache[int](3), []
 
     def read(seed: int) -> None:
@@ -65,7 +67,7 @@ def test_threads_get_what_they_asked_for_while_others_close_it() -> None:
     assert len(cache) <= 3
 
 
-def test_files_that_are_not_in_use_are_closed_where_no_more_may_be_opened(
+def test_at_the_open_file_limit_handles_of_other_caches_are_closed_to_open_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_caches", type(module._caches)())
@@ -126,12 +128,12 @@ def _run(script: str, folder: Path) -> str:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
-def test_a_batch_in_more_files_than_may_be_open_is_an_error(tmp_path: Path) -> None:
+def test_a_batch_spread_over_more_files_than_may_be_open_raises_source_error(tmp_path: Path) -> None:
     printed = _run(ONE_BATCH, tmp_path)
     assert re.search(r"too many files[\s\S]*\d+\.arrow[\s\S]*ulimit -n", printed)
     assert printed.splitlines()[-1] == str(list(range(10)))
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
-def test_many_data_sets_of_many_files_are_read_in_one_process(tmp_path: Path) -> None:
+def test_five_sources_of_eighty_files_each_are_read_with_few_files_open(tmp_path: Path) -> None:
     assert int(_run(SCRIPT, tmp_path).split()[-1]) < 128

@@ -11,7 +11,7 @@ with progress_bar("reading", 3) as advance:
 """
 
 
-def test_nothing_is_written_if_standard_error_is_no_terminal() -> None:
+def test_a_progress_bar_writes_nothing_if_standard_error_is_no_terminal() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         capture_output=True,

@@ -51,7 +51,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_installed_program_ends_with_a_sentence_and_an_exit_code() -> None:
+def test_the_installed_program_prints_an_error_without_traceback_and_exits_with_1() -> None:
     program = Path(sys.executable).with_name("rankfeed")
     done = subprocess.run([program, "inspect", "/nowhere"], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (1, "")
@@ -70,7 +70,7 @@ def test_every_command_has_help_with_readable_types_an_example_and_json(command:
     assert not re.findall("<(?:str|int|float|bool|list|path).*>", done.stdout)
 
 
-def test_the_help_lists_choices() -> None:
+def test_the_help_of_plan_lists_the_choices_of_shuffle_and_tail() -> None:
     told = rankfeed("plan", "--help").stdout
     assert "none|global|window" in told
     assert "even|drop|pad" in told
@@ -85,7 +85,7 @@ def test_commands_that_take_a_plan_describe_it_by_the_same_options() -> None:
     assert others == [first, first]
 
 
-def test_help_and_version_of_the_program() -> None:
+def test_the_program_prints_its_version_and_a_help_that_lists_all_commands() -> None:
     assert rankfeed("--version").stdout == f"rankfeed {rf.__version__}\n"
     told = rankfeed().stdout
     assert told == rankfeed("--help").stdout
@@ -93,7 +93,7 @@ def test_help_and_version_of_the_program() -> None:
     assert "3 not proven" in told
 
 
-def test_lines_in_a_pipe_are_not_wrapped(tmp_path: Path) -> None:
+def test_printed_lines_are_not_wrapped_if_the_output_is_no_terminal(tmp_path: Path) -> None:
     path = tmp_path / ("long" * 30) / ("path" * 30)
     path.parent.mkdir()
     rf.write(({"x" * 120: i} for i in range(3)), path, progress=False)
@@ -104,7 +104,7 @@ def test_lines_in_a_pipe_are_not_wrapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_counts_have_their_plurals(tmp_path: Path, count: int) -> None:
+def test_printed_counts_have_a_singular_or_plural_noun(tmp_path: Path, count: int) -> None:
     rf.write(({"b": b"x"} for _ in range(count)), tmp_path / "data", progress=False)
     told = rankfeed("inspect", tmp_path / "data").stdout
     assert f"blocks       1 of {count} sample{'s' * (count > 1)}\n" in told
@@ -116,7 +116,9 @@ def test_counts_have_their_plurals(tmp_path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("plan", "--tail", "odd"), ("plan", "--bogus"), ("bogus",), ("write",)])
-def test_a_usage_error_is_one_message_and_one_document(arguments: tuple[str, ...]) -> None:
+def test_a_usage_error_with_json_exits_with_2_and_prints_one_message_and_one_document(
+    arguments: tuple[str, ...],
+) -> None:
     done = rankfeed(*arguments, "--json")
     assert done.returncode == 2
     told = json.loads(done.stdout)
@@ -124,7 +126,7 @@ def test_a_usage_error_is_one_message_and_one_document(arguments: tuple[str, ...
     assert done.stderr.splitlines() == [f"rankfeed: {told['error']}", f"  remedy: {told['remedy']}"]
 
 
-def test_inspect_tells_samples_blocks_columns_and_fingerprint(packed: Path) -> None:
+def test_inspect_reports_samples_columns_and_fingerprint(packed: Path) -> None:
     told = figures("inspect", packed)
     assert told["samples"] == 100
     assert set(told["columns"]) == {"x", "y"}
@@ -132,7 +134,7 @@ def test_inspect_tells_samples_blocks_columns_and_fingerprint(packed: Path) -> N
     assert "100" in rankfeed("inspect", packed).stdout
 
 
-def test_plan_tells_steps_and_shares_of_real_data(packed: Path) -> None:
+def test_plan_reports_the_steps_and_samples_of_each_rank_that_the_schedules_deliver(packed: Path) -> None:
     told = figures("plan", packed, "--ranks", 3, "--workers", 2, "--batch-size", 8)
     plan = rf.Plan(100, seed=0)
     lengths = []
@@ -148,7 +150,7 @@ def test_plan_tells_steps_and_shares_of_real_data(packed: Path) -> None:
     assert told["left_out"] == 0
 
 
-def test_plan_of_a_trillion_samples_stays_small() -> None:
+def test_plan_of_a_trillion_samples_needs_less_than_100_mib() -> None:
     told = figures(
         *("plan", "--samples", "1e12", "--blocks", "1e6", "--ranks", 16384, "--batch-size", 32),
         *("--shuffle", "window"),
@@ -168,7 +170,7 @@ def test_verify_counts_every_delivery_of_a_small_plan(packed: Path, tail: str, s
     assert (told["missing"], told["repeated"]) == (0, 0)
 
 
-def test_verify_samples_a_plan_too_large_to_count() -> None:
+def test_verify_of_a_plan_too_large_to_count_checks_some_deliveries_and_is_not_proven() -> None:
     done = rankfeed("verify", "--samples", "1e12", "--blocks", 1000, "--ranks", 64, "--batch-size", 32, "--json")
     told = json.loads(done.stdout)
     assert (done.returncode, told["sound"], told["verdict"]) == (3, None, "not proven")
@@ -217,7 +219,7 @@ def test_verify_names_damaged_files(damage: Callable[[Path], list[str]], packed:
     assert told["files"]["damaged"] >= 1
 
 
-def test_write_writes_what_inspect_reads(tmp_path: Path) -> None:
+def test_write_packs_npy_files_and_inspect_reports_the_same_fingerprint(tmp_path: Path) -> None:
     folder = tmp_path / "arrays"
     folder.mkdir()
     for index in range(12):
@@ -262,7 +264,9 @@ def test_write_shuffles_appends_and_writes_on_ranks(packed: Path, tmp_path: Path
         ("write /nowhere /also/nowhere", "/nowhere"),
     ],
 )
-def test_bad_input_gets_a_sentence_and_an_exit_code(arguments: str, words: str, packed: Path) -> None:
+def test_bad_arguments_print_an_error_without_traceback_and_exit_with_1_or_2(
+    arguments: str, words: str, packed: Path
+) -> None:
     given = arguments.replace("DATA", str(packed)).split()
     done = rankfeed(*given)
     assert done.returncode in (1, 2)
@@ -289,7 +293,7 @@ def test_prepare_builds_once_and_finds_changed_files(tmp_path: Path, monkeypatch
         assert words in done.stderr
 
 
-def test_verify_of_a_run_says_what_was_delivered(packed: Path, tmp_path: Path) -> None:
+def test_verify_of_ledgers_reports_delivered_and_missing_samples_of_a_run(packed: Path, tmp_path: Path) -> None:
     ledgers = tmp_path / "ledger"
     loader = rf.Loader(rf.open(packed), 8, shuffle="window", audit=ledgers)
     for _, _ in zip(range(3), loader, strict=False):
@@ -331,7 +335,9 @@ def test_verify_explains_steps_and_uneven_batches() -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_a_plan_that_does_not_hold_fails(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+def test_verify_exits_with_1_for_a_plan_with_missing_samples(
+    monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
     from rankfeed.diagnostics.findings import finding
     from rankfeed.diagnostics.verify.plans import PlanVerdict
 
@@ -346,7 +352,7 @@ def test_a_plan_that_does_not_hold_fails(monkeypatch: pytest.MonkeyPatch, as_jso
         assert "4 to 5: the ranks differ" in done.stdout
 
 
-def test_the_demo_passes_on_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_command_exits_with_the_status_of_its_subprocess(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.CompletedProcess([], 1)
     monkeypatch.setattr("rankfeed.cli.demo.subprocess.run", lambda command, check: ended)
     assert rankfeed("demo").returncode == 1

@@ -22,7 +22,7 @@ def doctor(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_a_broken_loader_ends_with_status_1_and_findings_for_machines(tmp_path: Path) -> None:
+def test_doctor_exits_with_1_and_prints_json_findings_for_a_loader_with_uneven_steps(tmp_path: Path) -> None:
     done = doctor(tmp_path, "pipeline:train", "--key", "id", "--epochs", "1", "--start-method", "fork", "--json")
     told = json.loads(done.stdout)
     assert done.returncode == 1, done.stderr
@@ -32,7 +32,7 @@ def test_a_broken_loader_ends_with_status_1_and_findings_for_machines(tmp_path: 
     assert [rank["epochs"][0]["steps"] for rank in told["runs"][0]["by_rank"]] == [5, 4]
 
 
-def test_what_could_not_be_proven_ends_with_status_3_and_a_remedy_for_people(tmp_path: Path) -> None:
+def test_doctor_exits_with_3_and_prints_a_remedy_if_the_ids_are_not_found(tmp_path: Path) -> None:
     done = doctor(tmp_path, "pipeline:train", "--key", "other", "--epochs", "1", "--start-method", "fork")
     assert done.returncode == 3, done.stderr
     assert "[no-ids]" in done.stdout
@@ -40,13 +40,13 @@ def test_what_could_not_be_proven_ends_with_status_3_and_a_remedy_for_people(tmp
     assert done.stdout.splitlines()[-1].startswith("not proven")
 
 
-def test_arguments_that_cannot_be_meant_end_with_status_2(tmp_path: Path) -> None:
+def test_doctor_exits_with_2_for_a_factory_that_names_no_function(tmp_path: Path) -> None:
     done = doctor(tmp_path, "nothing")
     assert done.returncode == 2
     assert "names no function" in done.stderr
 
 
-def test_what_the_loader_prints_is_no_part_of_the_document(tmp_path: Path) -> None:
+def test_output_printed_by_the_loader_is_not_mixed_into_the_json_of_doctor(tmp_path: Path) -> None:
     """Of the factory, of workers, of their subprocesses, by print and by descriptor."""
     factory = f"{bad_factories.__file__}:prints"
     options = ("--ranks", "1", "--workers", "1", "--other-ranks", "1", "--epochs", "1", "--start-method", "fork")

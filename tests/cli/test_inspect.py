@@ -46,7 +46,7 @@ def tars(tmp_path: Path) -> Path:
     return folder
 
 
-def test_inspect_tells_counts_sizes_and_fields_as_they_are(packed: Path) -> None:
+def test_inspect_reports_the_counts_sizes_and_fields_of_a_packed_dataset(packed: Path) -> None:
     told, source = figures("inspect", packed), rf.open(packed)
     assert told["format"] == "packed"
     assert (told["samples"], told["blocks"]) == (500, len(source.blocks))
@@ -62,7 +62,7 @@ def test_inspect_tells_counts_sizes_and_fields_as_they_are(packed: Path) -> None
     assert told["bytes_of_a_sample"]["nan"] == 4
 
 
-def test_inspect_tells_the_lengths_that_there_are(packed: Path) -> None:
+def test_inspect_reports_statistics_and_a_histogram_of_sample_lengths(packed: Path) -> None:
     told = figures("inspect", packed)
     assert told["lengths_of_samples"] == 500
     assert set(told["lengths"]) == {"x", "raw", "text"}
@@ -75,7 +75,7 @@ def test_inspect_tells_the_lengths_that_there_are(packed: Path) -> None:
     assert sum(bar["count"] for bar in lengths["histogram"]) == 500
 
 
-def test_inspect_shows_a_few_samples_by_their_beginnings(packed: Path) -> None:
+def test_inspect_shows_the_first_values_of_a_few_samples(packed: Path) -> None:
     assert figures("inspect", packed, "--samples", 0)["examples"] == []
     examples = figures("inspect", packed, "--samples", 4)["examples"]
     assert [example["sample_id"] for example in examples] == [0, 125, 250, 375]
@@ -89,7 +89,7 @@ def test_inspect_shows_a_few_samples_by_their_beginnings(packed: Path) -> None:
         assert values["x"]["first"] == [example["sample_id"] / 2] * min(8, 2 * length)
 
 
-def test_inspect_shows_people_bars_and_values_and_runs_no_command_of_the_data(packed: Path) -> None:
+def test_inspect_prints_histogram_bars_and_escapes_control_characters_of_the_data(packed: Path) -> None:
     output = rankfeed("inspect", packed).stdout
     assert "500" in output
     assert "█" in output
@@ -107,21 +107,21 @@ def test_inspect_reads_only_the_columns_asked_for(packed: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [LOOKS, LOOKS + 1, 10**12])
-def test_many_samples_are_looked_at_in_stretches_always_the_same(size: int) -> None:
+def test_inspect_looks_at_the_same_fixed_number_of_samples_of_any_large_dataset(size: int) -> None:
     ids = np.concatenate(list(runs(size)))
     assert len(ids) == LOOKS == len(np.unique(ids))
     assert (ids[0], ids[-1]) == (0, size - 1)
     np.testing.assert_array_equal(ids, np.concatenate(list(runs(size))))
 
 
-def test_rows_that_happen_to_be_of_one_length_are_counted_too() -> None:
+def test_rows_of_equal_length_are_counted_in_the_length_statistics() -> None:
     source = rf.concat([rf.from_dataset([{"x": np.zeros(n)} for n in (3, 3, 1)])])
     seen, lengths = look(source, ["x"])
     assert (seen, lengths["x"]["most"], lengths["x"]["quantiles"]["50%"]) == (3, 3, 3)
 
 
 @given(lengths=st.lists(st.integers(0, 9) | st.integers(0, 2**40), min_size=1, max_size=50))
-def test_bars_cover_every_length_once(lengths: list[int]) -> None:
+def test_the_bars_of_a_length_histogram_cover_every_length_once(lengths: list[int]) -> None:
     told = summarize(np.array(lengths))
     bars = told["histogram"]
     assert [(bar["to"] + 1) for bar in bars[:-1]] == [bar["from"] for bar in bars[1:]]
@@ -131,7 +131,7 @@ def test_bars_cover_every_length_once(lengths: list[int]) -> None:
         assert bar["count"] == sum(bar["from"] <= length <= bar["to"] for length in lengths)
 
 
-def test_bars_have_round_edges() -> None:
+def test_the_bars_of_a_length_histogram_have_round_edges() -> None:
     assert edges_of(3, 96, 50) == [*range(0, 101, 10)]
     assert edges_of(0, 3000, 9) == [0, *(1 << power for power in range(13))]
     bars = summarize(np.array([1, 1, 2, 4]))["histogram"]
@@ -139,25 +139,25 @@ def test_bars_have_round_edges() -> None:
 
 
 @given(least=st.integers(0, 1000), span=st.integers(0, 10**6), median=st.integers(0, 1000))
-def test_bars_are_few(least: int, span: int, median: int) -> None:
+def test_a_length_histogram_has_at_most_16_bars(least: int, span: int, median: int) -> None:
     assert 2 <= len(edges_of(least, least + span, max(median, least))) <= 17
 
 
 @given(share=st.floats(0, 1))
-def test_a_bar_is_as_long_as_its_share(share: float) -> None:
+def test_format_bar_draws_a_bar_as_long_as_its_share(share: float) -> None:
     drawn = format_bar(share, 40)
     assert len(drawn) == np.ceil(max(round(share * 320), share > 0) / 8)
     assert not drawn or drawn[:-1] == "█" * (len(drawn) - 1)
 
 
 @given(size=st.integers(0, 2**60))
-def test_sizes_are_short(size: int) -> None:
+def test_format_bytes_gives_a_size_as_a_rounded_number_with_a_binary_unit(size: int) -> None:
     number, unit = format_bytes(size).replace(",", "").split()
     factor = {"byte": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
     assert float(number) * factor == pytest.approx(size, rel=0.006)
 
 
-def test_index_makes_what_is_missing_and_reuses_what_is_there(tars: Path) -> None:
+def test_index_creates_missing_or_outdated_tar_indexes_and_reuses_the_others(tars: Path) -> None:
     first = figures("index", tars)
     assert (first["shards"], first["samples"]) == (3, 63)
     assert (first["made"], first["reused"]) == (3, 0)
@@ -176,7 +176,7 @@ def test_index_makes_what_is_missing_and_reuses_what_is_there(tars: Path) -> Non
     assert str(tars) in "".join(output.split("\n"))
 
 
-def test_index_decodes_nothing_and_so_needs_no_leave_for_pickles(tmp_path: Path) -> None:
+def test_index_counts_the_samples_of_a_tar_with_pickles_without_decoding_them(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name in ("a.pyd", "b.pyd"):
             info = tarfile.TarInfo(name)
@@ -185,7 +185,7 @@ def test_index_decodes_nothing_and_so_needs_no_leave_for_pickles(tmp_path: Path)
     assert figures("index", tmp_path / "a.tar")["samples"] == 2
 
 
-def test_an_index_goes_where_it_is_told_to_if_it_cannot_lie_beside_the_data(
+def test_index_writes_to_cache_dir_if_the_data_directory_is_read_only(
     tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
@@ -195,7 +195,7 @@ def test_an_index_goes_where_it_is_told_to_if_it_cannot_lie_beside_the_data(
     assert not list(tars.glob("*.rankfeed"))
 
 
-def test_formats_without_an_index_say_so(packed: Path) -> None:
+def test_index_of_a_packed_dataset_reports_that_it_needs_no_index(packed: Path) -> None:
     assert "packed needs no index" in rankfeed("index", packed).stdout
     assert figures("index", packed) == {"format": "packed", "needs_index": False, "samples": 500}
 
@@ -208,7 +208,7 @@ def broken(tars: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["inspect", "index"])
-def test_a_damaged_shard_is_named(command: str, tars: Path, broken: Path) -> None:
+def test_inspect_and_index_exit_with_1_and_name_a_damaged_shard(command: str, tars: Path, broken: Path) -> None:
     done = rankfeed(command, tars)
     assert done.returncode == 1
     assert broken.name in done.stderr

@@ -25,7 +25,7 @@ def words(done: subprocess.CompletedProcess[str]) -> str:
     return " ".join(done.stderr.split())
 
 
-def test_a_data_set_is_planned_its_padding_looked_at_and_drawn(clips: Path, tmp_path: Path) -> None:
+def test_report_of_a_dataset_writes_html_and_png_with_its_plan_and_padding(clips: Path, tmp_path: Path) -> None:
     page, picture = tmp_path / "plan.html", tmp_path / "plan.png"
     told = figures("report", clips, "--ranks", 3, "--batch-size", 8, "--out", page, "--png", picture)
     assert told["files"] == [str(page), str(picture)]
@@ -42,7 +42,7 @@ def test_a_data_set_is_planned_its_padding_looked_at_and_drawn(clips: Path, tmp_
     assert charts["Padding by batch"]["rows"][0] == [0, "x", pytest.approx(wasted, abs=0.01)]
 
 
-def test_an_audit_a_run_and_rates_are_drawn_on_one_page(tmp_path: Path) -> None:
+def test_report_draws_an_audit_a_run_and_its_stats_on_one_page(tmp_path: Path) -> None:
     source = rf.from_dataset([{"x": i} for i in range(40)])
     loader = rf.Loader(source, 8, shuffle=True, id_column="id", audit=tmp_path / "ledgers")
     lines = []
@@ -58,7 +58,7 @@ def test_an_audit_a_run_and_rates_are_drawn_on_one_page(tmp_path: Path) -> None:
     assert {"Which launch delivered what", "Samples by epoch", "Samples a second"} <= {*titles}
 
 
-def test_the_verdict_is_the_exit_code(tmp_path: Path) -> None:
+def test_report_exits_with_1_if_diseased_and_with_3_if_not_proven(tmp_path: Path) -> None:
     rf.audit([{"sample_id": [0, 1, 1]}], universe=3).save(tmp_path / "audit.json")
     done = rankfeed("report", "--audit", tmp_path / "audit.json", "--out", tmp_path / "a.html")
     assert done.returncode == 1
@@ -72,7 +72,7 @@ def test_the_verdict_is_the_exit_code(tmp_path: Path) -> None:
     assert (done.returncode, json.loads(done.stdout)["verdict"]) == (3, "not proven")
 
 
-def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
+def test_report_prints_an_error_without_traceback_for_bad_input(tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text("{}")
     (tmp_path / "empty").mkdir()
     for arguments, told in {
@@ -92,7 +92,7 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "a.html").exists()
 
 
-def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
+def test_report_raises_instead_of_overwriting_an_input_or_writing_two_outputs_to_one_file(tmp_path: Path) -> None:
     saved = rf.audit([{"sample_id": [0, 1]}], universe=2).save(tmp_path / "audit.json")
     whole = saved.read_bytes()
     with pytest.raises(ArgumentError, match="no file is written over an input"):
@@ -103,7 +103,9 @@ def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [saved]
 
 
-def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_distinguishes_inputs_with_the_same_file_name_in_different_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     audits, rates = [], []
     for number in (1, 2, 3):
         folder = tmp_path / str(number)
@@ -118,7 +120,7 @@ def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path, capsys: pytest
     assert (facts["Rates of a run: ranks with snapshots"], facts["Rates of a run: samples"]) == (3, 6)
 
 
-def test_batches_that_may_lack_samples_are_not_proven_in_a_run_and_in_its_rates(tmp_path: Path) -> None:
+def test_verify_and_report_are_not_proven_for_a_run_whose_collate_fn_hides_its_rows(tmp_path: Path) -> None:
     def pairs(samples: list[dict[str, int]]) -> dict[str, torch.Tensor]:
         return {"x": torch.tensor([[sample["x"]] * 2 for sample in samples]).ravel(), "scale": torch.zeros(1)}
 

@@ -44,7 +44,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, environ: dict[str, int], arguments: s
         ({"SLURM_JOB_ID": 7, "SLURM_NTASKS": 4, "SLURM_PROCID": 0}, "single 0/1", "without a step"),
     ],
 )
-def test_one_process_tells_its_launcher_and_the_variables_that_say_so(
+def test_topology_of_one_process_reports_its_launcher_and_the_variables_it_was_found_in(
     environ: dict[str, int], place: str, variables: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = json.loads(alone(monkeypatch, environ).stdout)
@@ -62,7 +62,7 @@ def test_one_process_tells_its_launcher_and_the_variables_that_say_so(
         ({"RANK": 0, "WORLD_SIZE": 2}, "--check", "--job"),  # the launcher gives the launch no name
     ],
 )
-def test_one_process_whose_ranks_cannot_be_told_is_an_error(
+def test_topology_of_one_process_exits_with_an_error_if_ranks_or_launch_are_unclear(
     environ: dict[str, int], arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -108,7 +108,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_ranks_that_agree_get_a_table_with_what_each_reads_first(tmp_path: Path, data: Path) -> None:
+def test_topology_check_prints_all_ranks_and_the_samples_that_each_reads_first(tmp_path: Path, data: Path) -> None:
     done = ranks(tmp_path, [(2, 3), (0, 3), (1, 3)], "--data", data, "--batch-size", 4, "--json")
     assert [code for code, _, _ in done] == [0, 0, 0], done
     assert [out for _, out, _ in done][::2] == ["", ""]
@@ -122,7 +122,7 @@ def test_ranks_that_agree_get_a_table_with_what_each_reads_first(tmp_path: Path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_table_is_for_people_too(tmp_path: Path) -> None:
+def test_topology_check_without_json_prints_a_table_of_the_ranks(tmp_path: Path) -> None:
     done = ranks(tmp_path, [(0, 2), (1, 2)])
     assert [code for code, _, _ in done] == [0, 0], done
     assert done[0][1].startswith("2 ranks agree (torchrun, 1 node)\n")
@@ -147,7 +147,7 @@ TWO = [{"RANK": rank, "WORLD_SIZE": 2} for rank in (0, 1)]
     ],
     ids=["a rank that is missing", "a rank that fails", "no folder", "other data on one rank"],
 )
-def test_a_contradiction_ends_every_rank(
+def test_topology_check_exits_with_1_on_every_rank_if_ranks_are_missing_or_contradict(
     places: list[dict[str, int]], arguments: str, words: str, tmp_path: Path
 ) -> None:
     for rank in (0, 1):
@@ -163,7 +163,7 @@ def test_a_contradiction_ends_every_rank(
 
 
 @pytest.mark.slow
-def test_what_a_killed_check_left_behind_does_not_count(tmp_path: Path) -> None:
+def test_topology_check_ignores_and_removes_files_left_by_a_killed_check(tmp_path: Path) -> None:
     killed = [start(tmp_path, RANK=rank, WORLD_SIZE=3) for rank in (0, 1)]
     until(lambda: len([*tmp_path.glob(".rankfeed-topology-*/*.json")]) == 2, timeout=200)
     for job in killed:

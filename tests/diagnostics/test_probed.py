@@ -55,12 +55,14 @@ def built(loader: Any) -> Built:
         ({"batch_sampler": [[1, 0], [3, 2]]}, None),  # torch makes a SequentialSampler, which nobody asks
     ],
 )
-def test_who_says_that_it_shuffles(options: dict[str, Any], expected: bool | None) -> None:
+def test_whether_a_dataloader_shuffles_is_read_from_its_sampler(
+    options: dict[str, Any], expected: bool | None
+) -> None:
     assert built(DataLoader(DATA, **options)).traits.shuffles is expected
 
 
 @pytest.mark.parametrize("says", [True, False])
-def test_a_stream_says_that_it_shuffles(says: bool) -> None:
+def test_whether_an_iterable_dataset_shuffles_is_read_from_its_shuffle_attribute(says: bool) -> None:
     class Streaming(IterableDataset[Any]):
         shuffle = says
 
@@ -70,14 +72,14 @@ def test_a_stream_says_that_it_shuffles(says: bool) -> None:
     assert built(DataLoader(Streaming())).traits.shuffles is says
 
 
-def test_a_sampler_of_one_rank_cuts_nothing() -> None:
+def test_a_distributed_sampler_shards_the_dataset_only_if_it_has_several_replicas() -> None:
     """A rank's own files, and a sampler that is told so."""
     assert not built(DataLoader(DATA, sampler=DistributedSampler(DATA, 1, 0))).cuts_one_dataset
     assert built(DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0))).cuts_one_dataset
 
 
-def test_what_a_cache_knows_data_by_is_nothing_to_compare() -> None:
-    """datasets makes one up in each process where it cannot hash a function."""
+def test_the_cache_fingerprint_of_a_dataset_is_not_recorded_for_comparison() -> None:
+    """The datasets library makes up a fingerprint in each process if it cannot hash a function."""
 
     class Mapped(Rows):
         _fingerprint = "random"
@@ -107,7 +109,7 @@ class Counting:
     ("steps", "length", "after"),
     [(12, None, 8), (8, None, 4), (9, None, 8), (1, None, None), (12, 12, 6), (3, 3, 1), (1, 1, None)],
 )
-def test_the_state_is_of_the_middle_of_an_epoch(
+def test_the_doctor_saves_the_state_of_a_loader_in_the_middle_of_an_epoch(
     steps: int, length: int | None, after: int | None, tmp_path: Path
 ) -> None:
     """Never of its end, after which there is nothing to resume."""
@@ -128,7 +130,7 @@ def test_the_state_is_of_the_middle_of_an_epoch(
         ((DataLoader(DATA), None), "return one"),
     ],
 )
-def test_a_factory_returns_one_loader(returned: Any, said: str) -> None:
+def test_a_factory_that_does_not_return_one_loader_raises_type_error(returned: Any, said: str) -> None:
     job = Job("", "a:b", ranks=1, workers=0, start_method="spawn", epochs=1)
     with pytest.raises(TypeError, match=said):
         LoaderReader(job, 0, print)._build(lambda: returned, 0)
@@ -170,14 +172,14 @@ def first_of_each(batch: Any) -> Any:
     return [row[0] for row in batch]
 
 
-def test_names_of_files_that_are_no_text_can_be_said() -> None:
+def test_ids_and_errors_with_undecodable_file_names_are_recorded_with_escapes() -> None:
     assert [line.ids for line in said_of("halves_of_characters") if isinstance(line, Step)] == [[r"img\udc80.jpg"]]
     raised = said_of("raises_halves")[-1]
     assert isinstance(raised, RunFailure)
     assert raised.detail == r"FileNotFoundError: img\udc80.jpg"
 
 
-def test_ids_that_are_not_found_are_reported_without_a_traceback_of_ours() -> None:
+def test_an_id_path_that_is_not_found_is_reported_with_the_existing_path_and_no_traceback() -> None:
     raised = said_of("with_a_wrong_path")[-1]
     assert isinstance(raised, RunFailure)
     assert (raised.phase, raised.output) == ("reading the ids", [])
@@ -185,12 +187,14 @@ def test_ids_that_are_not_found_are_reported_without_a_traceback_of_ours() -> No
     assert "meta.k" in raised.detail
 
 
-def test_a_key_is_a_path_or_a_function() -> None:
+def test_the_key_of_ids_may_be_a_path_into_the_batch_or_a_function() -> None:
     assert [line.ids for line in said_of("with_a_path") if isinstance(line, Step)] == [[5, 6]]
     assert [line.ids for line in said_of("with_a_function") if isinstance(line, Step)] == [[1, 3]]
 
 
-def test_what_a_factory_imports_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_modules_that_a_factory_imports_is_not_counted_as_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "large_library.py").write_text("held = b'x' * (48 << 20)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     original = builtins.__import__
@@ -219,7 +223,7 @@ def with_padding_rows() -> Any:
     return rf.Loader(rf.from_dataset(Sentences()), 4, tail="pad", topology=rf.Topology())  # type: ignore[arg-type]
 
 
-def test_padding_rows_are_left_out_of_all_that_is_compared() -> None:
+def test_padding_rows_of_a_batch_are_left_out_of_the_recorded_rows_and_hashes() -> None:
     steps = [line for line in said_of("with_padding_rows") if isinstance(line, Step)]
     assert [step.rows for step in steps] == [4, 4, 2]
     for step in steps:
@@ -245,12 +249,12 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
         {"allow": ["everything"]},
     ],
 )
-def test_what_no_rank_could_be_told_is_refused(wrong: dict[str, Any]) -> None:
+def test_examine_raises_argument_error_for_invalid_option_values(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         examine("a:b", **wrong)
 
 
-def test_only_what_other_processes_can_import_is_taken() -> None:
+def test_a_factory_that_other_processes_cannot_import_raises_argument_error() -> None:
     from rankfeed.diagnostics.doctor.examination import _name_of
 
     assert _name_of(wrapped(of_torch.no_sampler)) == f"{Path(of_torch.__file__).resolve()}:no_sampler"
@@ -269,7 +273,7 @@ def test_only_what_other_processes_can_import_is_taken() -> None:
         ("warning", "sound", False, []),
     ],
 )
-def test_the_fixture_fails_unless_soundness_is_proven_or_allowed(
+def test_the_pytest_fixture_fails_unless_soundness_is_proven_or_the_finding_is_allowed(
     severity: Any, verdict: str, fails: bool, allowed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Examination("a:b", (Finding("never-ends", severity, "n"),), ())
@@ -288,7 +292,7 @@ def indexed(dataset: Any, **options: Any) -> list[tagged.Tagged]:
 
 
 @pytest.mark.parametrize("context", [None, "fork", slow("spawn")])
-def test_indices_are_recorded_in_every_process(context: str | None) -> None:
+def test_the_dataset_indices_of_each_batch_are_recorded_inline_and_in_workers(context: str | None) -> None:
     workers = {"num_workers": 2, "multiprocessing_context": context} if context else {}
     came = indexed(DATA, batch_size=4, sampler=range(20, 0, -1), **workers)
     assert [index for each in came for index in each.indices or ()] == [*range(20, 0, -1)]
@@ -310,7 +314,7 @@ class Noisy(Rows):
 
 
 @pytest.mark.parametrize("seeded", [True, False])
-def test_streams_that_are_seeded_for_each_sample_are_not_the_same(seeded: bool) -> None:
+def test_random_streams_of_workers_differ_only_if_the_dataset_seeds_them_for_each_sample(seeded: bool) -> None:
     came = indexed(Noisy(seeded=seeded), batch_size=4, num_workers=2, multiprocessing_context="fork")
     digests = {each.streams["dataset.generator"] for each in came}
     assert len(digests) == (2 if seeded else 1)
@@ -323,7 +327,7 @@ class Many(Rows):
         return [None if index % 3 == 0 else index for index in indices]
 
 
-def test_samples_that_are_none_are_counted() -> None:
+def test_samples_that_are_none_are_counted_as_dropped() -> None:
     came = indexed(Many(), batch_size=6, collate_fn=lambda samples: [each for each in samples if each is not None])
     assert came[0].indices == [*range(6)]
     assert came[0].dropped == 2
@@ -346,12 +350,12 @@ def packed(samples: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize(("collate", "dropped"), [(one_of_each, 2), (packed, 0), (None, 0)])
-def test_samples_that_collate_leaves_out_are_counted_and_packed_ones_are_not(collate: Any, dropped: int) -> None:
+def test_samples_that_collate_drops_are_counted_and_packed_samples_are_not(collate: Any, dropped: int) -> None:
     came = indexed(Named(), batch_size=6, collate_fn=collate)
     assert [each.dropped for each in came[:3]] == [dropped] * 3
 
 
-def test_a_dataset_that_is_recorded_looks_like_the_user_s() -> None:
+def test_a_recorded_dataset_keeps_its_class_attributes_len_and_pickling() -> None:
     loader: Any = DataLoader(Many())
     tagged.record(loader)
     assert isinstance(loader.dataset, Many)

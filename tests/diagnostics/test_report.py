@@ -58,7 +58,7 @@ def records(found: Figure) -> list[dict[str, Any]]:
     kind=some.sampled_from(["none", "global", "window"]),
     tail=some.sampled_from(["even", "drop", "pad"]),
 )
-def test_a_plan_is_drawn_as_it_is_read(
+def test_the_figures_on_the_page_of_a_plan_match_the_batches_of_its_schedules(
     sizes: list[int], ranks: int, batch_size: int, kind: Any, tail: Any
 ) -> None:
     plan = Plan(sizes, shuffle=kind, window=16)
@@ -97,7 +97,7 @@ def test_a_plan_is_drawn_as_it_is_read(
         assert found == pytest.approx(high - low, rel=0.01)
 
 
-def test_a_cell_of_the_reading_times_holds_enough_samples_to_show_more_than_chance() -> None:
+def test_cells_of_the_reading_times_of_a_shuffled_plan_lie_in_the_range_of_the_caption() -> None:
     """Cells of a perfect shuffle were between 0 and 11.6 under a caption that promised 1."""
     for n in (100, 1000, 20_000, 10**9):
         found = figure(planned(Plan(n), 4, 8), "When each part")
@@ -113,7 +113,7 @@ def test_a_cell_of_the_reading_times_holds_enough_samples_to_show_more_than_chan
     assert max(values(stored)) > 10
 
 
-def test_a_plan_that_repeats_samples_is_diseased() -> None:
+def test_the_page_of_a_plan_that_repeats_samples_is_unsound_and_counts_them() -> None:
     page = planned(Broken(100), 2, 5)
     assert page.verdict is not None
     assert page.verdict.sound is False
@@ -134,7 +134,9 @@ def test_the_page_of_a_plan_shows_the_last_steps_for_each_tail_and_the_start_pos
     assert [each.title for each in planned(Plan(1), 1, 1).sections] == ["Who reads what"]
 
 
-def test_a_trillion_samples_on_a_thousand_ranks_fit_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_a_trillion_samples_on_a_thousand_ranks_is_small_and_shows_32_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     examined = verify_plan(Plan(10**8), ranks=100, batch_size=10, count=False)  # of all it takes seconds
     monkeypatch.setattr("rankfeed.diagnostics.report.plan.verify_plan", lambda *_, **__: examined)
     most, page = peak(lambda: planned(Plan(np.full(1000, 10**9)), 1000, 1000))
@@ -154,7 +156,7 @@ def audited() -> AuditReport:
     return rf.audit(batches, key="id", universe=[1, 2, 3, 5, 6], epochs=2)
 
 
-def test_an_audit_is_drawn_with_all_that_came_twice_and_all_that_did_not_come() -> None:
+def test_the_page_of_an_audit_counts_repeated_and_missing_samples_and_lists_examples() -> None:
     page = audit_page(audited(), title="mine")
     assert page.verdict is not None
     assert (page.title, page.verdict.sound) == ("mine", False)
@@ -169,7 +171,7 @@ def test_an_audit_is_drawn_with_all_that_came_twice_and_all_that_did_not_come() 
     ]
 
 
-def test_half_of_all_deliveries_that_repeat_are_half_of_the_picture() -> None:
+def test_the_page_of_an_audit_draws_repeats_at_the_steps_at_which_they_occurred() -> None:
     """One cross at step 0 was all that showed them."""
     batches = [{"id": np.arange(20) + 20 * (step % 50)} for step in range(100)]
     page = audit_page(rf.audit(batches, key="id", universe=1000))
@@ -180,7 +182,7 @@ def test_half_of_all_deliveries_that_repeat_are_half_of_the_picture() -> None:
     assert {row[3] for row in where if row[0] >= 50} == {20}  # type: ignore[operator]
 
 
-def test_a_series_without_values_is_not_in_the_legend() -> None:
+def test_a_chart_with_values_in_only_one_series_has_no_legend() -> None:
     found = figure(audit_page(rf.audit([{"id": [0, 1]}, {"id": [2]}], key="id", universe=3)), "Samples by epoch")
     assert {row[1] for row in found.rows} == {"delivered once"}
     assert found.spec is not None
@@ -190,20 +192,22 @@ def test_a_series_without_values_is_not_in_the_legend() -> None:
 @pytest.mark.parametrize(
     ("options", "sound"), [({"universe": 3}, True), ({}, None), ({"universe": 3, "max_steps": 1}, None)]
 )
-def test_an_audit_is_sound_only_if_it_was_complete(options: dict[str, int], sound: bool | None) -> None:
+def test_the_page_of_an_audit_is_sound_only_with_a_universe_and_all_steps(
+    options: dict[str, int], sound: bool | None
+) -> None:
     verdict = audit_page(rf.audit([{"id": [0, 1]}, {"id": [2]}], key="id", **options)).verdict
     assert verdict is not None
     assert verdict.sound is sound
 
 
-def test_an_audit_in_which_only_the_order_is_wrong_says_so() -> None:
+def test_the_page_of_an_audit_with_the_same_order_in_each_epoch_is_sound_with_a_finding() -> None:
     page = audit_page(rf.audit([{"id": [3, 1]}, {"id": [0, 2]}], key="id", universe=4, epochs=2))
     assert page.findings[0].code == "same-order-every-epoch"
     assert page.verdict is not None
     assert page.verdict.sound
 
 
-def test_an_epoch_with_unknown_samples_is_the_one_that_is_shown() -> None:
+def test_the_page_of_an_audit_lists_a_sample_that_is_not_in_the_universe() -> None:
     epochs = iter([[{"id": [0, 1]}], [{"id": [0, 1, 9]}]])
 
     class Changing:
@@ -214,14 +218,14 @@ def test_an_epoch_with_unknown_samples_is_the_one_that_is_shown() -> None:
     assert rows == [["9", "is not in the universe", ""]]
 
 
-def test_ranks_with_different_steps_are_drawn_with_their_steps() -> None:
+def test_the_page_of_an_audit_shows_the_steps_and_samples_of_each_rank() -> None:
     report = audited()
     page = audit_page(report)
     assert values(figure(page, "Steps of each rank")) == [4]
     assert figure(page, "Samples of each rank").caption == "All the same."
 
 
-def test_an_audit_is_read_as_it_was_saved(tmp_path: Path) -> None:
+def test_an_audit_report_is_equal_after_save_and_load_and_can_be_written_as_html(tmp_path: Path) -> None:
     report = audited()
     assert AuditReport.load(report.save(tmp_path / "audit.json")) == report
     assert "Samples by epoch" in report.html(tmp_path / "audit.html").read_text()
@@ -232,7 +236,7 @@ def test_an_audit_is_read_as_it_was_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", "{}", "[1]", '{"by_content":false,"cut":false,"epochs":[]}', "[" * 100_000]
 )
-def test_a_file_that_is_no_audit_is_refused(tmp_path: Path, content: str) -> None:
+def test_loading_a_file_that_is_no_audit_report_raises_corrupt_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "a").write_text(content)
     with pytest.raises(CorruptError, match="not the report of an audit"):
         AuditReport.load(tmp_path / "a")
@@ -242,7 +246,9 @@ def test_a_file_that_is_no_audit_is_refused(tmp_path: Path, content: str) -> Non
 
 @settings(max_examples=150, deadline=None)
 @given(data=some.data())
-def test_an_audit_with_anything_changed_is_refused_or_drawn(tmp_path_factory: Any, data: Any) -> None:
+def test_a_saved_audit_with_one_changed_value_is_an_error_or_can_be_drawn(
+    tmp_path_factory: Any, data: Any
+) -> None:
     told: Any = json.loads(json.dumps(audited().as_dict()))
     place, path = told, []
     while isinstance(place, (dict, list)) and place:
@@ -281,7 +287,7 @@ def resumed(ledgers: Path) -> tuple[Any, Page]:
     return verdict, run_page(verdict)
 
 
-def test_a_run_is_drawn_with_its_launches_and_what_came_again(tmp_path: Path) -> None:
+def test_the_page_of_a_run_shows_its_launches_and_samples_delivered_again_after_a_resume(tmp_path: Path) -> None:
     verdict, page = resumed(tmp_path)
     (loader,) = verdict.loaders
     epochs = figure(page, "Samples by epoch")
@@ -295,7 +301,7 @@ def test_a_run_is_drawn_with_its_launches_and_what_came_again(tmp_path: Path) ->
     assert launch["seconds from"] == 0 < launch["seconds to"]
 
 
-def test_missing_samples_of_a_run_are_crosses_however_few_they_are(tmp_path: Path) -> None:
+def test_the_page_of_a_run_marks_missing_samples_with_crosses(tmp_path: Path) -> None:
     source = rf.from_dataset([{"x": i} for i in range(1000)])
     for rank, steps in ((0, 100), (1, 60)):
         here = rf.Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
@@ -314,7 +320,7 @@ def test_missing_samples_of_a_run_are_crosses_however_few_they_are(tmp_path: Pat
     assert launches.spec["layer"][1]["mark"]["shape"] == "cross"
 
 
-def test_a_job_without_a_delivery_is_not_proven(tmp_path: Path) -> None:
+def test_the_page_of_a_run_without_a_delivery_is_not_proven(tmp_path: Path) -> None:
     (tmp_path / f"killed{SUFFIX}").touch()
     page = run_page(verify_run(tmp_path))
     assert page.verdict is not None
@@ -323,7 +329,9 @@ def test_a_job_without_a_delivery_is_not_proven(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_job_whose_ranks_were_killed_is_drawn_as_it_went(tmp_path: Path, seed: int) -> None:
+def test_the_page_of_a_job_with_killed_ranks_has_its_launches_and_repeated_deliveries(
+    tmp_path: Path, seed: int
+) -> None:
     job = random_job(tmp_path / "ledger", seed)
     verdict = verify_run(job.folder)
     page = run_page(verdict)
@@ -350,7 +358,7 @@ def snapshots(path: Path, slow: float, rows: int = 30) -> Path:
     return path
 
 
-def test_rates_and_waiting_are_those_between_snapshots(tmp_path: Path) -> None:
+def test_the_page_of_stats_shows_rates_and_waiting_between_snapshots_and_over_ranks(tmp_path: Path) -> None:
     page = stats_page({"rank0": read_stats(snapshots(tmp_path / "rank0.jsonl", slow=0.1))})
     assert page.verdict is None
     assert "does not limit" in page.summary
@@ -364,7 +372,7 @@ def test_rates_and_waiting_are_those_between_snapshots(tmp_path: Path) -> None:
     assert [values(waited, name)[-1] for name in ("least", "median", "most")] == [60, 60, 60]
 
 
-def test_times_are_not_rounded(tmp_path: Path) -> None:
+def test_times_of_snapshots_are_not_rounded_on_the_page_of_stats(tmp_path: Path) -> None:
     """Snapshots within a millisecond were drawn above each other."""
     seconds = [1.0001, 1.0002, 1.0003, 1234567.0004]
     rows = [{"steps": i, "samples": i, "seconds": at, "waited_seconds": 0} for i, at in enumerate(seconds)]
@@ -374,7 +382,7 @@ def test_times_are_not_rounded(tmp_path: Path) -> None:
     ] == seconds
 
 
-def test_a_loader_that_was_made_again_continues_where_the_one_before_it_was(tmp_path: Path) -> None:
+def test_snapshots_of_a_recreated_loader_continue_the_curves_of_the_loader_before_it(tmp_path: Path) -> None:
     path = snapshots(tmp_path / "rank0.jsonl", slow=0.1)
     path.write_text(2 * path.read_text())
     page = stats_page({"rank0": read_stats(path)})
@@ -385,7 +393,7 @@ def test_a_loader_that_was_made_again_continues_where_the_one_before_it_was(tmp_
         assert [row[0] for row in found.rows] == [2.0 * number for number in range(1, 61)]
 
 
-def test_damaged_snapshots_are_refused_except_for_an_incomplete_end(tmp_path: Path) -> None:
+def test_damaged_snapshots_raise_source_error_except_for_an_incomplete_last_line(tmp_path: Path) -> None:
     path = snapshots(tmp_path / "a", slow=0.1)
     whole = path.read_text()
     path.write_text(whole[:-5])
@@ -409,7 +417,7 @@ SNAPSHOT = some.fixed_dictionaries(
 @given(
     lines=some.lists(SNAPSHOT, min_size=1, max_size=4), bad=some.sampled_from([-1, 1e308, 1 << 70, "x", [], None])
 )
-def test_any_snapshots_are_drawn_and_impossible_ones_refused(
+def test_any_valid_snapshots_are_drawn_and_impossible_seconds_raise_corrupt_error(
     tmp_path_factory: Any, lines: list[dict[str, Any]], bad: Any
 ) -> None:
     path = tmp_path_factory.mktemp("stats") / "a"
@@ -423,7 +431,7 @@ def test_any_snapshots_are_drawn_and_impossible_ones_refused(
         read_stats(path)
 
 
-def test_pages_are_joined_under_the_worst_verdict() -> None:
+def test_joined_report_pages_have_the_worst_verdict_and_prefixed_facts() -> None:
     page = joined([replace(planned(Plan(100), 2, 5), title="plan"), audit_page(audited(), title="audit")])
     assert page.verdict is not None
     assert page.verdict.sound is False

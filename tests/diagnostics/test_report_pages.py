@@ -134,7 +134,7 @@ def checked(text: str) -> Read:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_nothing_in_the_data_becomes_a_part_of_the_page(hostile: str, tmp_path: Path) -> None:
+def test_hostile_text_from_data_adds_no_tag_or_attribute_to_the_html_report(hostile: str, tmp_path: Path) -> None:
     harmless = checked(html(everything(["x" * len(plain(hostile))])))
     page = checked(html(everything([hostile])))
     assert page.tags == harmless.tags
@@ -144,8 +144,8 @@ def test_nothing_in_the_data_becomes_a_part_of_the_page(hostile: str, tmp_path: 
     assert write(everything([hostile]), tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_evidence_and_remedy_of_a_finding_have_a_line_each() -> None:
-    """They were one paragraph in brackets."""
+def test_the_html_report_has_evidence_and_remedy_of_a_finding_on_a_line_each() -> None:
+    """They were one paragraph in brackets before."""
     finding = Finding("uneven-steps", "note", "ranks differ", ("rank 0: 5", "rank 1: 4"), "cut")
     texts = checked(
         html(Page(title="", verdict=None, summary="", facts={}, findings=[finding], sections=[]))
@@ -154,7 +154,7 @@ def test_evidence_and_remedy_of_a_finding_have_a_line_each() -> None:
     assert texts[at + 1 : at + 4] == ["rank 0: 5", "rank 1: 4", "remedy: cut"]
 
 
-def test_names_from_loaders_and_files_come_through_as_text(tmp_path: Path) -> None:
+def test_hostile_sample_keys_and_file_names_appear_as_text_in_the_html_report(tmp_path: Path) -> None:
     rank = RankEpoch(0, 2, 4, {2: 2}, {-1: "a"})
     again = tuple(Repeat(name, 2, (Place(0, 0, 0, 0), Place(0, 0, 1, 0))) for name in HOSTILE)
     epoch = EpochReport(0, 11, 4, 2, 0, (rank,), repeats=again, missing_keys=tuple(HOSTILE))
@@ -166,7 +166,7 @@ def test_names_from_loaders_and_files_come_through_as_text(tmp_path: Path) -> No
     assert any(HOSTILE[1] in text for text in page.texts)
 
 
-def test_every_page_is_one_file_of_less_than_a_megabyte(tmp_path: Path) -> None:
+def test_every_html_report_is_one_self_contained_file_of_less_than_a_megabyte(tmp_path: Path) -> None:
     pages = [
         planned(Plan(np.full(50, 40), shuffle="window", window=256, lanes=4), 4, 16, tail="pad"),
         planned(Plan(1), 1, 1),
@@ -193,7 +193,7 @@ def test_every_page_is_one_file_of_less_than_a_megabyte(tmp_path: Path) -> None:
     assert write(page, tmp_path / "empty.png").stat().st_size
 
 
-def test_a_picture_has_all_charts_below_each_other(tmp_path: Path) -> None:
+def test_a_png_report_has_all_charts_below_each_other(tmp_path: Path) -> None:
     sizes = []
     for page in (everything(["x"]), everything(["a/long/path" * 30])):
         with Image.open(write(page, tmp_path / "a.png")) as picture:
@@ -205,7 +205,7 @@ def test_a_picture_has_all_charts_below_each_other(tmp_path: Path) -> None:
     assert sizes[1][1] > sizes[0][1] > 5 * 200  # lines of the titles, charts
 
 
-def test_only_files_are_written_over(tmp_path: Path) -> None:
+def test_writing_a_report_to_a_pipe_or_directory_is_an_error_and_a_symlink_is_replaced(tmp_path: Path) -> None:
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
     for where, message in ((pipe, "cannot be written"), (tmp_path, "cannot be written"), ("", "invalid path")):
@@ -223,7 +223,7 @@ def test_only_files_are_written_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.html", "a.png"])
-def test_without_the_charting_library_the_error_names_the_extra(
+def test_writing_a_report_without_the_charting_library_raises_an_error_that_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     from rankfeed.diagnostics.report import render
@@ -253,7 +253,7 @@ LIGHT, DARK = (dict(re.findall(r"--([\w-]+): (#\w{6});", part)) for part in STYL
 
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
-def test_texts_and_series_have_the_contrast_that_wcag_asks_for(palette: dict[str, str]) -> None:
+def test_texts_and_series_of_a_report_have_the_contrast_that_wcag_requires(palette: dict[str, str]) -> None:
     for ink in ("text", "muted", "sound", "not-proven", "diseased"):
         assert contrast(palette[ink], palette["card"]) >= 4.5, ink
         assert contrast(palette[ink], palette["ground"]) >= 4.5, ink
@@ -279,7 +279,7 @@ def drawn_as(chart: ElementTree.Element, role: str) -> list[ElementTree.Element]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 12, 33])
-def test_an_axis_of_whole_numbers_has_no_ticks_between_them(most: int) -> None:
+def test_an_axis_of_whole_numbers_has_no_fractional_tick_labels(most: int) -> None:
     cells: list[list[Any]] = [[step, step + 1, "0", 0.5] for step in range(most)]
     for figure in (
         bars("", "", "rank", "steps", ["0", "1"], {"a": [most, 0]}),
@@ -321,7 +321,7 @@ def test_no_point_is_cut_by_the_edge_of_its_chart() -> None:
         assert radius <= y <= figure.spec["height"] - radius  # type: ignore[index]
 
 
-def test_waiting_for_data_is_not_shown_as_all_right(tmp_path: Path) -> None:
+def test_a_report_of_a_rank_that_waits_for_data_is_shown_as_warned_instead_of_sound(tmp_path: Path) -> None:
     waits, keeps_up = (
         stats_page(
             {"rank 0": [StatsSnapshot(steps=1, samples=8, seconds=10, waited_seconds=waited)]}, title="rates"
@@ -341,7 +341,7 @@ def test_waiting_for_data_is_not_shown_as_all_right(tmp_path: Path) -> None:
         assert ("✓" in html(page)) == (kind == "sound")
 
 
-def test_a_joined_page_names_each_of_its_pages_once(tmp_path: Path) -> None:
+def test_a_joined_report_shows_the_title_of_each_of_its_pages_once(tmp_path: Path) -> None:
     plan, rates = (
         planned(Plan(100), 2, 5),
         stats_page({"0": read_stats(snapshots(tmp_path / "r0", 1))}, title="Rates: r0"),

@@ -22,13 +22,13 @@ def exchange(directory: Path, reports: list[ProcessReport], timeout: float = 20)
         return list(threads.map(lambda each: exchange_reports(directory, each, timeout), reports))
 
 
-def test_all_processes_get_all_reports_in_the_order_of_ranks_and_leave_no_file(tmp_path: Path) -> None:
+def test_exchange_reports_gives_all_ranks_all_reports_in_rank_order_and_leaves_no_file(tmp_path: Path) -> None:
     reports = [report(rank, 4) for rank in range(4)]
     assert exchange(tmp_path / "roster", reports[::-1]) == [reports] * 4
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_of_an_earlier_launch_do_not_count(tmp_path: Path) -> None:
+def test_exchange_reports_ignores_files_of_an_earlier_launch_and_damaged_files(tmp_path: Path) -> None:
     (tmp_path / "roster").mkdir()
     old = [report(rank, 3, pid=7) for rank in range(3)]
     write_record(tmp_path / "roster" / "old.json", RosterRecord(["old"], [old[0]]))
@@ -38,17 +38,17 @@ def test_files_of_an_earlier_launch_do_not_count(tmp_path: Path) -> None:
     assert exchange(tmp_path / "roster", reports) == [reports] * 2
 
 
-def test_two_processes_of_rank_0_get_one_list_with_both(tmp_path: Path) -> None:
+def test_two_processes_of_rank_0_both_get_the_list_with_both_reports(tmp_path: Path) -> None:
     reports = [report(0, 2, pid=1), report(0, 2, pid=2)]
     assert exchange(tmp_path / "roster", reports) == [reports] * 2
 
 
-def test_without_all_ranks_the_list_is_short(tmp_path: Path) -> None:
+def test_if_a_rank_does_not_report_the_others_get_the_list_without_it(tmp_path: Path) -> None:
     reports = [report(0, 3), report(1, 3)]
     assert exchange(tmp_path / "roster", reports, timeout=3) == [reports] * 2
 
 
-def test_without_rank_0_it_is_an_error_that_names_the_absent_ranks(tmp_path: Path) -> None:
+def test_if_rank_0_does_not_report_the_others_raise_topology_error_with_the_absent_ranks(tmp_path: Path) -> None:
     failed: list[str] = []
 
     def run(rank: int) -> None:
@@ -66,5 +66,5 @@ def test_without_rank_0_it_is_an_error_that_names_the_absent_ranks(tmp_path: Pat
     assert all("without ranks 0, 3" in text for text in failed)
 
 
-def test_the_directory_of_a_launch_has_its_hash() -> None:
+def test_the_roster_directory_is_named_by_a_hash_of_the_launch() -> None:
     assert roster_directory("SLURM_JOB_ID=7 SLURM_STEP_ID=0") == ".rankfeed-topology-f87acd14"

@@ -77,17 +77,19 @@ NESTED = torch.nested.nested_tensor([X[0], X[1, :2], X[2], X[3, :1]])
         (None, {}),
     ],
 )
-def test_rows_of_a_batch_are_those_of_all_its_fields_by_their_paths(batch: Any, expected: dict[str, int]) -> None:
+def test_columns_flattens_a_batch_of_any_structure_into_fields_by_path_with_a_value_per_row(
+    batch: Any, expected: dict[str, int]
+) -> None:
     fields = columns(batch)
     assert {name: len(column) for name, column in fields.items()} == expected
     assert {name: len(hashes(column) or []) for name, column in fields.items()} == expected
 
 
-def test_content_that_cannot_be_hashed_is_no_key() -> None:
+def test_hashes_returns_none_for_values_that_cannot_be_hashed() -> None:
     assert hashes([lambda: 0]) is None
 
 
-def test_rows_of_graphs() -> None:
+def test_columns_splits_a_batch_of_pyg_graphs_into_rows_with_the_same_hashes_in_any_batch() -> None:
     data = pytest.importorskip("torch_geometric.data")
     graphs = [data.Data(x=X[:size], y=torch.tensor([size])) for size in (1, 3, 2)]
     found = columns(data.Batch.from_data_list(graphs))
@@ -98,7 +100,7 @@ def test_rows_of_graphs() -> None:
     assert alone == {name: (hashes(column) or [0, 0])[1] for name, column in found.items()}
 
 
-def test_the_number_of_samples_tells_rows_from_time() -> None:
+def test_columns_with_a_given_number_of_rows_finds_the_batch_dimension() -> None:
     assert {len(column) for column in columns({"x": X.T}, rows=4).values()} == {4}
     assert [len(column) for column in columns(SAMPLES[:1], rows=1).values()] == [1, 1]
 
@@ -111,7 +113,7 @@ def test_a_row_has_the_same_hash_in_every_batch() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=5), st.booleans())
-def test_padding_is_recognised_at_both_ends(rows: list[list[int]], first: bool) -> None:
+def test_padding_of_rows_is_recognised_on_the_left_and_on_the_right(rows: list[list[int]], first: bool) -> None:
     width = max(map(len, rows)) + 2
     filled = [[0] * (width - len(row)) + row if first else row + [0] * (width - len(row)) for row in rows]
     found = ends(np.array(filled), first=first)
@@ -120,7 +122,7 @@ def test_padding_is_recognised_at_both_ends(rows: list[list[int]], first: bool) 
         assert [body] == hashes(np.array([row]))  # the key of this row in a batch where it needs no padding
 
 
-def test_ends_are_looked_for_where_padding_can_be() -> None:
+def test_all_ends_looks_for_padding_only_in_two_dimensional_fields() -> None:
     assert {*all_ends({"x": np.zeros((2, 3)), "y": np.zeros(2), "z": ["a"], "image": np.zeros((2, 3, 4, 4))})} == {
         "x",
         "x<",
@@ -138,7 +140,9 @@ def test_ends_are_looked_for_where_padding_can_be() -> None:
         ({"lengths": np.array([2, 9])}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
     ],
 )
-def test_masks_and_lengths_leave_out_the_ends_of_rows(fields: dict[str, Any], kept: list[list[int]]) -> None:
+def test_unmasked_cuts_padding_off_rows_as_a_mask_or_lengths_field_says(
+    fields: dict[str, Any], kept: list[list[int]]
+) -> None:
     found = unmasked({"x": np.arange(8).reshape(2, 4), "text": ["a", "b"], **fields})
     assert [row.tolist() for row in found.pop("x")] == kept
     assert {name: [*map(str, column)] for name, column in found.items()} == {
@@ -149,7 +153,9 @@ def test_masks_and_lengths_leave_out_the_ends_of_rows(fields: dict[str, Any], ke
 @pytest.mark.parametrize(
     "where", [{"lengths": Y[1:]}, {"bounds": np.array([0, 1, 3, 6])}, {"owner": np.repeat([0, 1, 2], [1, 2, 3])}]
 )
-def test_arrays_in_which_samples_follow_one_another(where: dict[str, Any]) -> None:
+def test_columns_splits_concatenated_arrays_into_samples_by_lengths_bounds_or_owners(
+    where: dict[str, Any],
+) -> None:
     edges = np.array([[1, 3, 5, 4], [2, 4, 3, 5]])
     found = columns({"y": np.array([5, 6, 7]), "x": np.arange(6) * 10, "edges": edges, **where}, 3)
     assert [row.tolist() for row in found["x"]] == [[0], [10, 20], [30, 40, 50]]
@@ -158,7 +164,7 @@ def test_arrays_in_which_samples_follow_one_another(where: dict[str, Any]) -> No
     assert [row.shape for row in without["edges (of a sample)"]] == [(2, 0)] * 3
 
 
-def test_shingles_are_of_tokens_and_not_of_rows() -> None:
+def test_shingles_of_tokens_are_the_same_however_the_tokens_are_cut_into_rows() -> None:
     text = np.random.default_rng(1).integers(0, 5000, 4000)
     whole = {*shingles_of(text)}
     assert 150 < len(whole) < 350
@@ -184,11 +190,11 @@ def test_shingles_are_of_tokens_and_not_of_rows() -> None:
         ("-1", (X, [7]), [7]),
     ],
 )
-def test_a_path_names_the_ids(path: str, batch: Any, expected: list[int]) -> None:
+def test_required_ids_reads_ids_at_a_dotted_path_of_the_batch(path: str, batch: Any, expected: list[int]) -> None:
     assert required_ids(batch, path) == expected
 
 
 @pytest.mark.parametrize("path", ["other", "id.k", "0", "3"])
-def test_a_path_that_leads_nowhere_names_those_that_do(path: str) -> None:
+def test_required_ids_raises_audit_error_with_the_existing_paths_for_a_wrong_path(path: str) -> None:
     with pytest.raises(AuditError, match=r"meta\.k"):
         required_ids({"id": [1, 2], "meta": {"k": [1, 2]}}, path)

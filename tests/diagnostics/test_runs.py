@@ -41,7 +41,7 @@ def agrees(verdict: RunVerdict, job: Job) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_verdict_is_what_was_delivered_for_any_launches(seed: int, tmp_path: Path) -> None:
+def test_verify_run_counts_what_ranks_delivered_over_random_launches_and_kills(seed: int, tmp_path: Path) -> None:
     job = random_job(tmp_path / "run", seed)
     verdict = verify_run(tmp_path / "run")
     assert verdict.sound, str(verdict)
@@ -125,7 +125,9 @@ HISTORIES = {
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_a_history_of_launches_has_its_verdict(name: str, tmp_path: Path) -> None:
+def test_verify_run_gives_each_history_of_launches_its_expected_verdict_and_counts(
+    name: str, tmp_path: Path
+) -> None:
     history = HISTORIES[name]
     job = Job(tmp_path, rf.Plan(100))
     for ranks, batch_size, passes, *options in history.launches:
@@ -145,7 +147,9 @@ def test_a_history_of_launches_has_its_verdict(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_a_rank_that_fell_short_before_the_next_launch_is_told(tmp_path: Path, lanes: int) -> None:
+def test_verify_run_names_the_rank_and_step_that_fell_short_of_the_start_of_the_next_launch(
+    tmp_path: Path, lanes: int
+) -> None:
     job = Job(tmp_path, rf.Plan(100, lanes=lanes))
     job.launch(2, 5, [(0, 0, [4, 2])], host="node7")
     job.launch(1, 10, [(0, 33, [7])])
@@ -156,7 +160,7 @@ def test_a_rank_that_fell_short_before_the_next_launch_is_told(tmp_path: Path, l
     assert "rank 1 on node7 after 2 of the 4 steps" in str(verdict)
 
 
-def test_parallel_peers_of_a_rank_count_once(tmp_path: Path) -> None:
+def test_verify_run_counts_ledgers_of_mesh_peers_with_the_same_rank_once(tmp_path: Path) -> None:
     for number in range(2):  # the same ranks, at the same time
         job = Job(tmp_path, rf.Plan(100), launches=number, name="one", launcher="mesh")
         job.launch(2, 5, [(0, 0, [10, 10])])
@@ -165,7 +169,7 @@ def test_parallel_peers_of_a_rank_count_once(tmp_path: Path) -> None:
     assert (verdict.loaders[0].epochs[0].delivered, verdict.loaders[0].again) == (100, 0)
 
 
-def test_processes_that_all_take_themselves_for_rank_0_are_told(tmp_path: Path) -> None:
+def test_verify_run_is_unsound_for_several_processes_that_all_ran_as_rank_0_of_1(tmp_path: Path) -> None:
     for number in range(3):
         Job(tmp_path, rf.Plan(100), launches=number, name="one").launch(1, 10, [(0, 0, [10])])
     verdict = verify_run(tmp_path)
@@ -173,7 +177,7 @@ def test_processes_that_all_take_themselves_for_rank_0_are_told(tmp_path: Path) 
     assert "launch 'one': rank 0 of 1" in str(verdict)
 
 
-def test_launches_of_one_name_are_told_apart_by_their_ranks(tmp_path: Path) -> None:
+def test_verify_run_counts_a_restart_under_the_same_launch_name_as_a_second_launch(tmp_path: Path) -> None:
     job = Job(tmp_path, rf.Plan(100), name="restarted")
     job.launch(2, 5, [(0, 0, [4, 3])])
     job.launch(2, 5, [(0, 20, [8, 8])])
@@ -184,7 +188,7 @@ def test_launches_of_one_name_are_told_apart_by_their_ranks(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("prefix", "cut"), [("z", 0), ("a", 96)], ids=["whole", "shorter, with an earlier name"])
-def test_a_copied_ledger_is_told_and_counts_once(prefix: str, cut: int, tmp_path: Path) -> None:
+def test_verify_run_reports_a_copied_ledger_and_counts_it_once(prefix: str, cut: int, tmp_path: Path) -> None:
     Job(tmp_path, rf.Plan(100)).launch(1, 10, [(0, 0, [10]), (1, 0, [10])])
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
@@ -196,7 +200,7 @@ def test_a_copied_ledger_is_told_and_counts_once(prefix: str, cut: int, tmp_path
     assert [epoch.delivered for epoch in verdict.loaders[0].epochs] == [100, 100]
 
 
-def test_loaders_of_other_orders_are_told_apart(tmp_path: Path) -> None:
+def test_verify_run_verifies_loaders_with_different_plans_separately(tmp_path: Path) -> None:
     train, valid = Job(tmp_path, rf.Plan(100)), Job(tmp_path, rf.Plan(30, shuffle="none"), launches=7)
     train.launch(2, 5, [(0, 0, [10, 10])])
     valid.launch(2, 5, [(0, 0, [3, 3])])
@@ -205,7 +209,7 @@ def test_loaders_of_other_orders_are_told_apart(tmp_path: Path) -> None:
     assert sorted(loader.epochs[0].delivered for loader in verdict.loaders) == [30, 100]
 
 
-def test_an_order_of_a_later_version_proves_nothing(tmp_path: Path) -> None:
+def test_a_ledger_whose_plan_has_an_unknown_order_version_is_not_proven(tmp_path: Path) -> None:
     Job(tmp_path, rf.Plan(100, shuffle="window", window=10, lanes=4)).launch(1, 5, [(0, 0, [20])])
     (path,) = tmp_path.iterdir()
     with path.open("rb") as file:
@@ -233,19 +237,19 @@ def test_a_ledger_of_another_format_version_is_not_proven_and_not_called_damaged
     assert "with the version of rankfeed that wrote it" in str(verdict)
 
 
-def test_a_ledger_that_cannot_be_read_is_no_job_without_a_step(tmp_path: Path) -> None:
+def test_verify_run_reports_a_ledger_of_null_bytes_as_damaged(tmp_path: Path) -> None:
     (tmp_path / "x.rankfeed-ledger").write_bytes(bytes(320))
     assert codes(verify_run(tmp_path)) == {"damaged-ledger": "unproven"}
 
 
-def test_a_folder_without_ledgers_is_refused_by_name(tmp_path: Path) -> None:
+def test_verify_run_raises_source_error_for_a_folder_without_ledgers(tmp_path: Path) -> None:
     (tmp_path / "README").write_text("nothing")
     with pytest.raises(SourceError, match="no ledgers"):
         verify_run(tmp_path)
 
 
 @pytest.mark.timeout(60)
-def test_a_pipe_in_the_place_of_a_ledger_is_told_and_not_waited_for(tmp_path: Path) -> None:
+def test_verify_run_reports_a_named_pipe_among_the_ledgers_without_blocking(tmp_path: Path) -> None:
     Job(tmp_path, rf.Plan(100)).launch(1, 10, [(0, 0, [10])])
     os.mkfifo(tmp_path / "x.rankfeed-ledger")
     verdict = verify_run(tmp_path)
@@ -253,7 +257,7 @@ def test_a_pipe_in_the_place_of_a_ledger_is_told_and_not_waited_for(tmp_path: Pa
     assert "x.rankfeed-ledger, offset 0: it is no file" in str(verdict)
 
 
-def test_foreign_files_are_named(tmp_path: Path) -> None:
+def test_verify_run_names_other_files_and_damaged_ledgers_in_the_folder(tmp_path: Path) -> None:
     Job(tmp_path, rf.Plan(100)).launch(1, 10, [(0, 0, [10])])
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "x.rankfeed-ledger").write_text("this is no ledger, but it says that it is one of them")
@@ -264,7 +268,7 @@ def test_foreign_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_damaged_ledger_is_an_error_or_changes_nothing_that_is_told_as_delivered(
+def test_a_mutated_ledger_is_not_proven_or_leaves_the_counts_of_delivered_samples_right(
     seed: int, tmp_path: Path
 ) -> None:
     mutate(tmp_path, seed)
@@ -315,7 +319,7 @@ def mutate(folder: Path, seed: int) -> str:
 
 
 @pytest.mark.parametrize("bit", range(5, 16))
-def test_a_header_whose_length_is_damaged_is_no_header_that_was_torn(bit: int, tmp_path: Path) -> None:
+def test_a_ledger_header_with_a_flipped_bit_in_its_length_is_reported_as_damaged(bit: int, tmp_path: Path) -> None:
     Job(tmp_path, rf.Plan(100)).launch(1, 5, [(0, 0, [20]), (1, 0, [15])])
     (path,) = tmp_path.iterdir()
     content = bytearray(path.read_bytes())
@@ -325,7 +329,7 @@ def test_a_header_whose_length_is_damaged_is_no_header_that_was_torn(bit: int, t
 
 
 @pytest.mark.soak
-def test_mutations_of_ledgers_by_the_thousand(tmp_path: Path) -> None:
+def test_thousands_of_mutated_ledgers_are_not_proven_or_leave_the_counts_right(tmp_path: Path) -> None:
     told = Counter(mutate(tmp_path / str(seed), seed) for seed in range(1000, 4000))
     for what, count in sorted(told.items()):
         print(f"{what}: {count}")
@@ -346,7 +350,7 @@ def test_missing_samples_beside_a_damaged_ledger_are_not_proven(tmp_path: Path) 
     assert codes(verdict)["missing-samples"] == "unproven"
 
 
-def test_ten_to_the_twelfth_samples_with_a_rank_that_fell_short(tmp_path: Path) -> None:
+def test_verify_run_counts_missing_samples_of_a_plan_of_a_trillion_samples(tmp_path: Path) -> None:
     """Ledgers of 10^9 steps are not written here: the ranges of the last steps are the same arithmetic."""
     job = Job(tmp_path, rf.Plan(100))
     job.plan = rf.Plan(10**12, lanes=64)

@@ -35,7 +35,7 @@ def small_loader(count: int = 8) -> rf.Loader:
     return rf.Loader(rf.from_dataset([{"x": float(i)} for i in range(count)]), batch_size=2)
 
 
-def test_the_last_figures_are_shown_at_the_end() -> None:
+def test_watch_reports_the_final_figures_when_its_block_ends() -> None:
     readings: list[Any] = []
     loader = small_loader()
     with rf.watch(loader, to=readings.append, every=AT_END, name="train"):
@@ -52,14 +52,14 @@ def test_the_last_figures_are_shown_at_the_end() -> None:
     assert threads() == []
 
 
-def test_figures_are_shown_while_it_is_iterated() -> None:
+def test_watch_reports_figures_repeatedly_while_its_block_runs() -> None:
     readings = threading.Semaphore(0)
     with rf.watch(fake_loader(), to=lambda _: readings.release(), every=0.01):
         for _ in range(3):
             assert readings.acquire(timeout=LIMIT)
 
 
-def test_loaders_are_told_apart_by_their_names() -> None:
+def test_figures_of_two_watched_loaders_are_prefixed_with_their_names() -> None:
     readings: list[Any] = []
     train = rf.watch(fake_loader(), to=readings.append, every=AT_END, name="train")
     with rf.watch(fake_loader(epoch=5), to=readings.append, every=AT_END, name="test"):
@@ -69,7 +69,7 @@ def test_loaders_are_told_apart_by_their_names() -> None:
     assert [reading.get("rankfeed/test/epoch") for reading in readings] == [5, None]
 
 
-def test_a_wait_is_shown_while_it_lasts_and_counters_only_grow() -> None:
+def test_watch_reports_a_growing_wait_while_a_batch_is_blocked_and_counters_never_decrease() -> None:
     is_released, readings = threading.Event(), queue.Queue[dict[str, Any]]()
 
     def block(sample: Any) -> Any:
@@ -92,7 +92,7 @@ def test_a_wait_is_shown_while_it_lasts_and_counters_only_grow() -> None:
         assert counts == sorted(counts)
 
 
-def test_a_forked_child_closes_its_copy_at_once_and_the_parent_still_watches() -> None:
+def test_close_in_a_forked_child_returns_at_once_and_the_parent_is_still_watched() -> None:
     readings = threading.Semaphore(0)
     watching = rf.watch(fake_loader(), to=lambda _: readings.release(), every=0.01)
     child = os.fork()
@@ -108,14 +108,14 @@ def test_a_forked_child_closes_its_copy_at_once_and_the_parent_still_watches() -
     assert threads() == []
 
 
-def test_nothing_is_shown_before_the_first_batch_is_asked_for() -> None:
+def test_watch_reports_nothing_for_a_loader_that_is_never_iterated() -> None:
     readings: list[Any] = []
     with rf.watch(small_loader(), to=readings.append, every=AT_END):
         pass
     assert readings == []
 
 
-def test_an_error_in_the_loop_ends_it_and_passes_through() -> None:
+def test_an_error_in_the_training_loop_ends_the_watch_and_is_raised() -> None:
     readings: list[Any] = []
     loader = small_loader()
 
@@ -130,7 +130,7 @@ def test_an_error_in_the_loop_ends_it_and_passes_through() -> None:
     assert threads() == []
 
 
-def test_an_outlet_that_fails_is_left_with_one_warning_and_training_goes_on() -> None:
+def test_a_watch_callback_that_raises_is_called_once_with_a_warning_and_training_continues() -> None:
     calls = []
 
     def full(figures: Any) -> None:
@@ -152,7 +152,7 @@ def test_an_outlet_that_fails_is_left_with_one_warning_and_training_goes_on() ->
     assert len(said) == len(calls) == 1
 
 
-def test_one_watch_after_another_and_closing_twice() -> None:
+def test_a_loader_can_be_watched_again_and_a_watch_can_be_closed_twice() -> None:
     readings: list[Any] = []
     loader = FakeLoader()
     for _ in range(2):
@@ -162,7 +162,7 @@ def test_one_watch_after_another_and_closing_twice() -> None:
     assert len(readings) == 2
 
 
-def test_it_keeps_no_loader_alive_and_ends_with_it() -> None:
+def test_the_watch_thread_ends_when_its_loader_is_garbage_collected() -> None:
     loader = FakeLoader()
     rf.watch(loader, to=lambda _: None, every=0.01)
     (ticker,) = threads()
@@ -175,14 +175,14 @@ def test_it_keeps_no_loader_alive_and_ends_with_it() -> None:
 @pytest.mark.parametrize(
     ("rank", "all_ranks", "shown"), [(0, False, 1), (1, False, 0), (1, True, 1), (0, True, 1)]
 )
-def test_only_rank_0_is_shown_unless_all_ranks_are(rank: int, all_ranks: bool, shown: int) -> None:
+def test_watch_reports_only_rank_0_unless_all_ranks_is_true(rank: int, all_ranks: bool, shown: int) -> None:
     readings: list[Any] = []
     with rf.watch(fake_loader(rank), to=readings.append, every=AT_END, all_ranks=all_ranks):
         pass
     assert len(readings) == shown
 
 
-def test_a_log_gets_whole_lines_and_none_while_nothing_happens() -> None:
+def test_watch_writes_a_line_to_a_log_only_when_figures_change() -> None:
     loader = FakeLoader()
     # capsys would lose what is written while it is emptied.
     with redirect_stderr(io.StringIO()) as log, rf.watch(loader, every=0.01, name="train"):
@@ -197,13 +197,13 @@ def test_a_log_gets_whole_lines_and_none_while_nothing_happens() -> None:
     assert re.search(said.format(4) + "$", second)
 
 
-def test_a_long_wait_is_said_again_and_again() -> None:
+def test_watch_logs_a_long_wait_for_data_repeatedly() -> None:
     with redirect_stderr(io.StringIO()) as log, rf.watch(fake_loader(waiting_seconds=34.0), every=0.01):
         while log.getvalue().count("waiting for data for 34 s") < 3:
             time.sleep(0.01)
 
 
-def test_a_file_is_no_terminal_whatever_the_environment_says(
+def test_watch_writes_no_escape_codes_to_a_file_even_if_color_is_forced(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -228,13 +228,13 @@ def test_a_file_is_no_terminal_whatever_the_environment_says(
         (lambda: rf.watch(fake_loader(), every=float("inf")), "invalid every"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(call: Callable[[], Any], says: str) -> None:
+def test_watch_raises_argument_error_for_invalid_arguments(call: Callable[[], Any], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         call()
     assert threads() == []
 
 
-def test_warnings_that_are_errors_do_not_reach_the_training() -> None:
+def test_a_failing_watch_callback_with_warnings_as_errors_fails_only_the_watch_thread() -> None:
     said: list[Any] = []
     hook, threading.excepthook = threading.excepthook, said.append
     try:
@@ -249,7 +249,9 @@ def test_warnings_that_are_errors_do_not_reach_the_training() -> None:
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=100), st.floats(0.1, 1e6), st.floats(0, 1))
-def test_at_a_steady_pace_the_rates_are_that_pace(pauses: list[float], speed: float, waited: float) -> None:
+def test_recent_rates_equal_a_constant_speed_for_any_intervals_between_readings(
+    pauses: list[float], speed: float, waited: float
+) -> None:
     recent, now = RecentRates(), 0.0
     for pause in pauses:
         now += pause
@@ -259,7 +261,7 @@ def test_at_a_steady_pace_the_rates_are_that_pace(pauses: list[float], speed: fl
         assert rates["waited_share"] == pytest.approx(waited, abs=1e-6)
 
 
-def test_a_stall_shows_within_seconds_and_slow_steps_do_not_flicker() -> None:
+def test_recent_rates_fall_within_seconds_of_a_stall_and_are_steady_over_slow_steps() -> None:
     def speed(recent: RecentRates, second: int, **figures: float) -> float:
         return recent.update(FIGURES | figures, second)["samples_per_second"]
 
@@ -276,7 +278,7 @@ def test_a_stall_shows_within_seconds_and_slow_steps_do_not_flicker() -> None:
             assert 1000 / 60 * 0.8 < rate < 1000 / 60 * 1.2
 
 
-def test_a_stream_is_watched_though_nobody_knows_its_length() -> None:
+def test_watch_reports_zero_epoch_steps_for_a_stream_of_unknown_length() -> None:
     loader = rf.Loader(rf.from_iterable(lambda: ({"x": float(i)} for i in range(12))), batch_size=4)
     readings: list[dict[str, Any]] = []
     with rf.watch(loader, to=readings.append):
@@ -287,7 +289,7 @@ def test_a_stream_is_watched_though_nobody_knows_its_length() -> None:
     assert loader.stats()["steps"] == 6
 
 
-def test_rates_are_those_since_the_first_reading() -> None:
+def test_recent_rates_are_computed_since_the_first_reading() -> None:
     recent = RecentRates()
     figures = {"steps": 4, "samples": 40, "waited_seconds": 1.0}
     first = recent.update(figures | {"samples_per_second": 8.0, "waited_share": 0.2}, now=5.0)
@@ -296,7 +298,7 @@ def test_rates_are_those_since_the_first_reading() -> None:
     assert rates == [(8.0, 0.2), (25.0, 0.25)]
 
 
-def test_the_line_of_a_rank() -> None:
+def test_line_of_formats_the_figures_of_a_rank() -> None:
     figures = FIGURES | {"epoch": 3, "epoch_step": 1204, "epoch_steps": 15625, "private_bytes": 1.25e9}
     figures |= {"waiting_seconds": 0.1, "cache_lookups": 100, "cache_hit_share": 0.984}
     figures |= {"samples_per_second": 8230.4, "waited_share": 0.021}

@@ -1,4 +1,4 @@
-"""The line on a real terminal: in place, below what is printed, and no loss when the terminal goes."""
+"""The lines of `rf.watch` on a real terminal: in place, below printed output, also if the terminal is closed."""
 
 import os
 import pty
@@ -45,7 +45,7 @@ def on_a_terminal(tmp_path: Path, *, close_after: bytes | None) -> tuple[str, st
     return seen.decode(), said.read_text()
 
 
-def test_lines_are_updated_in_place_below_what_is_printed(tmp_path: Path) -> None:
+def test_watch_updates_its_lines_on_a_terminal_in_place_below_printed_output(tmp_path: Path) -> None:
     seen, said = on_a_terminal(tmp_path, close_after=None)
     assert said == "0 TextIOWrapper"
     assert seen.count("train, rank 0, epoch 2, step 3 of 9") > 1
