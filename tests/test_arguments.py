@@ -44,7 +44,7 @@ def test_a_loader_refuses_invalid_arguments_when_it_is_made(options: dict[str, A
         rf.Loader(source, **options)
 
 
-def test_numpy_scalars_are_the_numbers_and_flags_that_they_stand_for() -> None:
+def test_numpy_scalars_are_accepted_as_arguments_like_python_numbers_and_bools() -> None:
     plain = [batch["x"].tolist() for batch in rf.Loader(rows(300), 100, shuffle=True)]
     source = rows(300)
     loader = rf.Loader(source, np.uint8(100), shuffle=np.True_, seed=np.int8(0), num_workers=np.uint8(0))  # type: ignore[arg-type]
@@ -54,12 +54,12 @@ def test_numpy_scalars_are_the_numbers_and_flags_that_they_stand_for() -> None:
 
 
 @pytest.mark.parametrize("index", [1.9, "1", None, True, np.float64(1), [1], slice("a")], ids=repr)
-def test_an_index_of_a_source_is_an_integer(index: Any) -> None:
+def test_indexing_a_source_with_anything_but_an_integer_raises_argument_error(index: Any) -> None:
     with pytest.raises(ArgumentError):
         rows()[index]
 
 
-def test_a_slice_of_a_source_names_select_and_fetch() -> None:
+def test_slicing_a_source_raises_an_error_that_names_select_and_fetch() -> None:
     source = rows()
     with pytest.raises(ArgumentError, match=r"(?s)source\.select\(.*source\.fetch\("):
         source[0:2]
@@ -68,7 +68,7 @@ def test_a_slice_of_a_source_names_select_and_fetch() -> None:
 
 
 @pytest.mark.parametrize("plan", [np.int64(3), 3, None, "x", [], {"samples": np.int64(3)}], ids=repr)
-def test_a_state_with_another_plan_is_a_state_error(plan: Any) -> None:
+def test_loading_a_state_with_an_invalid_plan_raises_state_error(plan: Any) -> None:
     for source in (rows(), rf.from_iterable(lambda: [{"x": 1}])):
         loader = rf.Loader(source)
         with pytest.raises(StateError):
@@ -94,7 +94,9 @@ class Runs:
 
 
 @pytest.mark.parametrize("allow", ["False", "no", "", 1, 0, None, [], "yes", np.int64(1)], ids=repr)
-def test_allow_pickle_is_a_bool_and_nothing_else(allow: Any, tmp_path: Path) -> None:
+def test_allow_pickle_other_than_a_bool_raises_argument_error_and_unpickles_nothing(
+    allow: Any, tmp_path: Path
+) -> None:
     marker = tmp_path / "ran"
     np.save(tmp_path / "rows.npy", np.array([Runs(marker)], object), allow_pickle=True)
     with pytest.raises(ArgumentError, match=r"invalid allow_pickle"):
@@ -151,14 +153,14 @@ def ends_unprintably() -> Iterator[dict[str, int]]:
     ids=["dataset", "transform", "collate_fn", "batch_transform", "stream"],
 )
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}], ids=["inline", "thread"])
-def test_an_exception_without_text_keeps_sample_and_step(
+def test_an_exception_whose_str_fails_is_reported_with_its_sample_rank_and_step(
     source: Any, options: dict[str, Any], where: str, workers: dict[str, int]
 ) -> None:
     with pytest.raises(RankfeedError, match=rf"(?s)Unprintable; its __str__ raised UserError.*where: .*{where}"):
         list(rf.Loader(source, 2, **options, **workers))
 
 
-def test_a_worker_process_reports_an_exception_without_text() -> None:
+def test_a_worker_process_reports_an_exception_whose_str_fails_with_its_sample_and_step() -> None:
     loader = rf.Loader(
         [{"x": number} for number in range(6)], 2, transform=fails_at_three, num_workers=1, worker_kind="process"
     )
@@ -168,7 +170,7 @@ def test_a_worker_process_reports_an_exception_without_text() -> None:
         list(loader)
 
 
-def test_every_public_name_is_among_the_targets() -> None:
+def test_every_public_name_is_a_target_of_the_argument_tests() -> None:
     """A new public function is fuzzed, or named here with the reason."""
     no_functions = {"__version__", "errors", "AuditReport", "Source"}  # Source is abstract, AuditReport a result
     named = {name.replace(",", ".").split(".")[0].split(" ")[0] for name in TARGETS}
@@ -176,7 +178,7 @@ def test_every_public_name_is_among_the_targets() -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_some_odd_arguments_are_refused_or_used(
+def test_some_odd_arguments_raise_a_rankfeed_error_or_give_a_right_result(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -193,7 +195,7 @@ def test_some_odd_arguments_are_refused_or_used(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TARGETS)
-def test_all_odd_arguments_are_refused_or_used(name: str, tmp_path: Path) -> None:
+def test_all_odd_arguments_raise_a_rankfeed_error_or_give_a_right_result(name: str, tmp_path: Path) -> None:
     """Each target in a process of its own: a value that crashes the interpreter, or hangs in C, is found too."""
     environ = {**of_no_launcher(), "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "tests.support.arguments", name, "1", "0"]

@@ -77,7 +77,7 @@ def banned_names(code: str) -> list[tuple[int, str]]:
         ("renewed, so few, many", []),
     ],
 )
-def test_phrases_are_found_in_any_case_and_across_lines(text: str, expected: list[tuple[int, str]]) -> None:
+def test_banned_phrases_are_found_in_any_case_and_across_lines(text: str, expected: list[tuple[int, str]]) -> None:
     assert banned_phrases(text) == expected
 
 
@@ -89,7 +89,7 @@ def test_phrases_are_found_in_any_case_and_across_lines(text: str, expected: lis
         ("roommate = 'room'  # room for one more", []),
     ],
 )
-def test_names_are_found_and_words_of_prose_are_not(code: str, expected: list[str]) -> None:
+def test_banned_names_are_found_in_code_but_not_in_strings_and_comments(code: str, expected: list[str]) -> None:
     assert [name for _, name in banned_names(code)] == expected
 
 

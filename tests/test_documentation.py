@@ -40,7 +40,7 @@ def test_the_picture_of_an_epoch_is_what_a_schedule_delivers() -> None:
     assert (DOCS / "images" / "epoch.svg").read_text() == module(DOCS / "images" / "epoch.py").svg()
 
 
-def test_the_first_use_of_a_term_is_linked_outside_of_code_links_and_headings(hooks: ModuleType) -> None:
+def test_the_first_use_of_a_glossary_term_is_linked_outside_of_code_links_and_headings(hooks: ModuleType) -> None:
     untouched = '<h2>Ledgers</h2><p>A <a href="x">ledger</a>, <code>ledger</code>'
     html = f"{untouched}: ledgers and the <em>lane</em>. A ledger.</p>"
     assert hooks.link_terms(html, "../glossary/", ["lane", "ledger"]) == html.replace(
@@ -48,12 +48,12 @@ def test_the_first_use_of_a_term_is_linked_outside_of_code_links_and_headings(ho
     ).replace("<em>lane", '<em><a href="../glossary/#lane" class="glossary">lane</a>')
 
 
-def test_a_term_that_the_page_links_itself_is_left_alone(hooks: ModuleType) -> None:
+def test_a_glossary_term_that_the_page_already_links_is_not_linked_again(hooks: ModuleType) -> None:
     html = '<p>A lane, a <a href="../glossary/#lane">lane</a></p>'
     assert hooks.link_terms(html, "../glossary/", ["lane"]) == html
 
 
-def test_every_linked_term_is_a_heading_of_the_glossary(hooks: ModuleType) -> None:
+def test_every_term_that_is_linked_to_the_glossary_is_a_heading_there(hooks: ModuleType) -> None:
     headings = re.findall(r"^### (.+)$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
     anchors = {re.sub(r"[^a-z ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     assert set(hooks.TERMS) <= anchors

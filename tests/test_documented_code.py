@@ -48,6 +48,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     [page if page.parent in (ROOT, ROOT / "docs") else slow(page) for page in PAGES],
     ids=[str(page.relative_to(ROOT)) for page in PAGES],
 )
-def test_what_a_page_shows_runs(page: Path, runs: dict[Path, tuple[int, str]]) -> None:
+def test_the_python_code_of_each_documentation_page_runs_without_error(
+    page: Path, runs: dict[Path, tuple[int, str]]
+) -> None:
     status, log = runs[page]
     assert status == 0, f"{page.relative_to(ROOT)}\n{log}"

@@ -61,16 +61,16 @@ def test_no_class_name_occurs_twice() -> None:
     assert {name: places for name, places in modules.items() if len(places) > 1} == {}
 
 
-def test_code_follows_the_style_rules() -> None:
+def test_ruff_check_finds_nothing_in_the_repository() -> None:
     run("ruff", "check", ".")
 
 
-def test_code_is_formatted() -> None:
+def test_all_code_is_formatted_by_ruff() -> None:
     run("ruff", "format", "--check", ".")
 
 
 @pytest.mark.slow
-def test_types_are_complete_and_consistent() -> None:
+def test_mypy_strict_finds_nothing_in_src() -> None:
     run("mypy", "--strict", "src")
 
 
@@ -82,7 +82,8 @@ def test_documentation_builds_without_a_warning_and_publishes_no_code(tmp_path: 
     assert [path for path in (tmp_path / "site").rglob("*") if path.suffix.startswith(".py")] == []
 
 
-def test_records_can_be_read_by_several_threads_at_once() -> None:
+def test_every_msgspec_struct_is_decorated_as_decodable() -> None:
+    """So that several threads can decode records of one class at the same time."""
     lines = [line for path in (ROOT / "src").rglob("*.py") for line in ["", *path.read_text().splitlines()]]
     records = [before for before, line in pairwise(lines) if re.match(r"class \w+\(msgspec\.Struct", line)]
     assert Counter(records) == {"@decodable": len(records)}
@@ -117,7 +118,9 @@ def test_every_public_name_can_be_imported(name: str) -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_importing_a_name_collects_no_garbage_and_leaves_the_collector_as_it_was(enabled: bool) -> None:
+def test_importing_rankfeed_runs_no_full_garbage_collection_and_keeps_the_collector_on_or_off(
+    enabled: bool,
+) -> None:
     code = """
 import gc, sys, torch
 (gc.enable if sys.argv[1] == "True" else gc.disable)()
@@ -130,6 +133,6 @@ print(gc.isenabled())
     assert run_python(code, enabled).strip() == str(enabled)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_of_rankfeed_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Lodaer'"):
         rankfeed.Lodaer  # noqa: B018

@@ -24,7 +24,7 @@ sys.addaudithook(refuse)
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_demo_needs_no_network_and_ends_with_the_proof(tmp_path: Path) -> None:
+def test_the_demo_runs_offline_and_reports_that_no_sample_is_missing_or_repeated(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(OFFLINE)
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     environ = {**os.environ, "PYTHONPATH": path, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}

@@ -89,11 +89,12 @@ def global_batches(said: Told) -> list[list[int]]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("names", [FEW, slow(FORMATS)], ids=["few", "all"])
-def test_every_sample_once_across_ranks_workers_and_resumptions(names: list[str], tmp_path: Path) -> None:
-    """A covering part of the table. Each format's second epoch is read by 2 ranks and continued by one.
+def test_each_format_delivers_each_sample_once_over_ranks_workers_and_a_resume(
+    names: list[str], tmp_path: Path
+) -> None:
+    """A part of all combinations: each format's second epoch is read by 2 ranks and resumed by one.
 
-    That resumes from the state that they left, with another kind of worker; beside it, each number of ranks reads
-    an epoch from its start.
+    The one rank has another kind of worker; beside it, each number of ranks reads an epoch from its start.
     """
     order = (2, 1)
     table = Table(tmp_path, names)
@@ -120,7 +121,9 @@ def test_every_sample_once_across_ranks_workers_and_resumptions(names: list[str]
 
 @pytest.mark.soak
 @pytest.mark.parametrize("names", [FORMATS[part::4] for part in range(4)], ids="+".join)
-def test_every_cell_of_the_formats(names: list[str], tmp_path: Path) -> None:
+def test_each_format_delivers_each_sample_once_in_every_combination_of_ranks_workers_and_resume(
+    names: list[str], tmp_path: Path
+) -> None:
     """Every number of ranks with every kind of worker; every pair of them where one resumes for the other."""
     table = Table(tmp_path, names)
     pairs = [(before, after) for before in RANKS for after in RANKS]

@@ -164,7 +164,7 @@ def check_all(launcher: str, ranks: int, cells: Sequence[str], out: Path, timeou
 
 
 @pytest.mark.slow
-def test_each_sample_once_under_slurm_in_frameworks_that_know_their_launcher(tmp_path: Path) -> None:
+def test_frameworks_under_slurm_deliver_each_sample_once_per_epoch(tmp_path: Path) -> None:
     """Of each framework, tests/integrations has a case under torchrun; the soak below has all launchers."""
     cells = rotated("srun", FRAMEWORKS)
     few = [cells[0], *cells[FRAMEWORKS.index("lightning") : FRAMEWORKS.index("pyg")]]
@@ -176,7 +176,7 @@ def test_each_sample_once_under_slurm_in_frameworks_that_know_their_launcher(tmp
     "launcher",
     ["torchrun", *map(soak, ("srun", "openmpi", "mpich"))],
 )
-def test_each_sample_once_over_two_hosts(launcher: str, tmp_path: Path) -> None:
+def test_loaders_on_two_hosts_deliver_each_sample_once_per_epoch(launcher: str, tmp_path: Path) -> None:
     need_network()
     need(launcher)
     out, log, cells = tmp_path / "out", tmp_path / "log", ["loader:fork:2", "accelerate:fork:0"]
@@ -192,7 +192,7 @@ def test_each_sample_once_over_two_hosts(launcher: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_loops_of_frameworks_whose_rank_is_killed_lose_and_repeat_nothing(tmp_path: Path) -> None:
+def test_framework_loops_lose_and_repeat_no_sample_if_a_rank_is_killed_and_the_job_resumes(tmp_path: Path) -> None:
     """On 2 ranks, on 3, and on 2 again; the soak below has all frameworks and launchers."""
     cells = ["accelerate:fork:2", "pyg_seeds:fork:2", "lightning:fork:0", "transformers:fork:0"]
     check_all_killed("torchrun", cells, tmp_path, 400)
@@ -201,7 +201,9 @@ def test_loops_of_frameworks_whose_rank_is_killed_lose_and_repeat_nothing(tmp_pa
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_whole_table(launcher: str, ranks: int, tmp_path: Path) -> None:
+def test_every_framework_and_start_method_delivers_each_sample_once_under_each_launcher(
+    launcher: str, ranks: int, tmp_path: Path
+) -> None:
     cells = [*by_launcher(launcher), *ALL]
     check_all(launcher, ranks, cells, tmp_path, 3000)
     print(f"{launcher}, {ranks} ranks: {len(cells)} cells")
@@ -209,7 +211,9 @@ def test_the_whole_table(launcher: str, ranks: int, tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_table_with_kills(launcher: str, tmp_path: Path) -> None:
+def test_every_framework_loses_and_repeats_no_sample_after_kills_under_each_launcher(
+    launcher: str, tmp_path: Path
+) -> None:
     # Another framework's rank is killed itself under each launcher, and a fork of it elsewhere.
     themselves = {"torchrun": "lightning", "openmpi": "accelerate", "mpich": "transformers", "srun": "fsdp"}
     cells = [*by_launcher(launcher), *rotated(launcher, FRAMEWORKS)]
@@ -220,7 +224,7 @@ def test_the_table_with_kills(launcher: str, tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("cell", ["loader:fork:2", "ddp:fork:0", "fsdp:fork:0", "stateful:fork:2"])
-def test_nothing_is_lost_or_repeated_when_a_worker_of_ray_train_is_killed(cell: str, tmp_path: Path) -> None:
+def test_no_sample_is_lost_or_repeated_when_a_worker_of_ray_train_is_killed(cell: str, tmp_path: Path) -> None:
     need_package("ray")
     check_all_killed("ray", [cell], tmp_path, 300)
     print(f"Ray Train, {cell}: killed on 2 workers, killed on 3, ended on 2: nothing lost or repeated")

@@ -77,5 +77,7 @@ def compare(tmp_path: Path, kind: str, nbytes: int, steps: int) -> None:
         ),
     ],
 )
-def test_memory_is_the_same_for_eight_times_the_data(kind: str, nbytes: int, steps: int, tmp_path: Path) -> None:
+def test_the_memory_of_a_rank_is_the_same_for_eight_times_the_data(
+    kind: str, nbytes: int, steps: int, tmp_path: Path
+) -> None:
     compare(tmp_path, kind, nbytes, steps)

@@ -34,7 +34,7 @@ def told(out: Path, name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_peers_read_the_same_batches_and_each_sample_is_read_once_over_the_shares(cell: str, out: Path) -> None:
+def test_mesh_peers_read_the_same_batches_and_the_data_shares_read_each_sample_once(cell: str, out: Path) -> None:
     ranks, share_of = told(out, cell), CELLS[cell]
     first = {share: ranks[share_of.index(share)] for share in share_of}
     assert ranks == [first[share] for share in share_of]
@@ -45,7 +45,7 @@ def test_peers_read_the_same_batches_and_each_sample_is_read_once_over_the_share
     assert first[0][0] != first[0][1], "a new order each epoch"
 
 
-def test_dimensions_are_flattened_in_the_order_they_are_named_in(out: Path) -> None:
+def test_dimensions_of_a_mesh_are_flattened_in_the_order_in_which_they_are_named(out: Path) -> None:
     by_rank = told(out, "shares")
     assert {dims: [each[dims] for each in by_rank] for dims in by_rank[0]} == {
         "dp": [[0, 2], [0, 2], [1, 2], [1, 2]],

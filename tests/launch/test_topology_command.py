@@ -48,7 +48,9 @@ LAUNCHES = {
 
 
 @pytest.mark.parametrize("launcher", LAUNCHES)
-def test_all_ranks_of_a_launch_meet(launcher: str, data: Path, tmp_path: Path, request) -> None:
+def test_topology_check_prints_all_ranks_and_their_nodes_under_each_launcher(
+    launcher: str, data: Path, tmp_path: Path, request
+) -> None:
     command, ranks, places = LAUNCHES[launcher]
     need("srun" if launcher == "slurm" else launcher)
     environ = request.getfixturevalue("cluster") if launcher == "slurm" else None

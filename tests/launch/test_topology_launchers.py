@@ -152,7 +152,7 @@ def test_every_process_of_a_launch_knows_its_topology(launch: str, request: pyte
     assert count(seen(run(command, environ)), *WHERE) == expected
 
 
-def test_a_batch_script_without_srun_is_one_process_and_its_steps_are_many(cluster, tmp_path):
+def test_a_slurm_batch_script_is_a_single_process_and_srun_in_it_starts_four_ranks(cluster, tmp_path):
     script = tmp_path / "job.sh"
     words = " ".join(PRINT)
     script.write_text(f"#!/bin/bash\n{words}\nexport WORLD_SIZE=$SLURM_NTASKS\nsrun {words}\n")
@@ -163,7 +163,7 @@ def test_a_batch_script_without_srun_is_one_process_and_its_steps_are_many(clust
 
 
 @pytest.mark.slow
-def test_a_torchrun_on_each_node_of_a_step_is_one_world(cluster, tmp_path):
+def test_a_torchrun_agent_on_each_node_of_a_slurm_step_makes_one_world_of_four_ranks(cluster, tmp_path):
     # Both agents on one machine, told their node by Slurm: the step has 2 tasks, the world 4 ranks.
     agent = tmp_path / "agent.sh"
     agent.write_text(
@@ -175,7 +175,7 @@ def test_a_torchrun_on_each_node_of_a_step_is_one_world(cluster, tmp_path):
     assert count(seen(out), *WHERE) == two_nodes("torchrun")
 
 
-def test_a_rank_left_over_from_a_shell_ends_every_task(cluster):
+def test_rank_variables_left_over_from_a_shell_are_an_error_in_the_tasks_of_srun(cluster):
     with pytest.raises(AssertionError) as caught:
         run(["srun", "-n2", "-N1", *PRINT], cluster, RANK="0", WORLD_SIZE="1")
     assert str(caught.value).count("contradict each other") >= 1

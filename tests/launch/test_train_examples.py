@@ -76,7 +76,9 @@ def kill_one(run_folder: Path, job: int) -> None:
 
 
 @pytest.mark.soak
-def test_a_killed_rank_is_restarted_by_torchrun_and_then_resumed_on_others(tmp_path: Path) -> None:
+def test_the_example_resumes_after_kills_first_restarted_by_torchrun_and_then_on_three_ranks(
+    tmp_path: Path,
+) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     # Else the restarted ranks read the addresses of the dead ones out of the agent's store.
     torchrun = ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", *TORCHRUN, "--standalone", "--nproc-per-node=2"]
@@ -99,7 +101,7 @@ def test_a_killed_rank_is_restarted_by_torchrun_and_then_resumed_on_others(tmp_p
 
 
 @pytest.mark.soak
-def test_a_checkpoint_of_the_last_step_of_all_leaves_nothing_to_do(tmp_path: Path) -> None:
+def test_the_example_started_again_after_its_last_step_reads_no_sample_again(tmp_path: Path) -> None:
     for name in ("log-1", "log-2"):
         jobs.run(jobs.torchrun(1, SCRIPT, tmp_path / "run", "--epochs", 1, "--every", 250), tmp_path / name, 250)
     check_read_once(tmp_path / "run", 1)
@@ -116,7 +118,7 @@ def agent(net: Network, host: Host, folder: Path, *arguments: str) -> subprocess
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("change", "epochs", "ranks"), [("lost", 3, [4, 2]), ("joined", 20, [2, 4])])
-def test_a_job_that_a_host_leaves_or_joins_continues_by_itself(
+def test_an_elastic_torchrun_job_continues_when_a_host_is_lost_or_joins(
     change: str, epochs: int, ranks: list[int], tmp_path: Path
 ) -> None:
     need_network()
@@ -136,7 +138,7 @@ def test_a_job_that_a_host_leaves_or_joins_continues_by_itself(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [[2], soak([4, 2])], ids=str)
-def test_the_batch_script_trains_on_two_nodes_and_resumes(ranks: list[int], tmp_path: Path) -> None:
+def test_the_example_slurm_batch_script_trains_on_two_nodes_and_resumes(ranks: list[int], tmp_path: Path) -> None:
     need("srun")
     folder, out = tmp_path / "run", tmp_path / "out"
     place = {"MASTER_ADDR": "127.0.0.1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -156,7 +158,7 @@ def test_the_batch_script_trains_on_two_nodes_and_resumes(ranks: list[int], tmp_
 
 @pytest.mark.soak
 @BY_MPI
-def test_the_script_trains_under_mpi_and_goes_on_with_more_ranks(launcher: str, tmp_path: Path) -> None:
+def test_the_example_trains_under_mpi_and_resumes_with_more_ranks(launcher: str, tmp_path: Path) -> None:
     need(launcher)
     folder = tmp_path / "run"
     for ranks, epochs in ((2, 1), (3, 2)):
@@ -179,7 +181,7 @@ def check_ledgers(run_folder: Path, ranks: int, samples: int, epochs: int) -> No
 
 
 @pytest.mark.soak
-def test_the_lance_example_trains_under_torchrun(tmp_path: Path) -> None:
+def test_the_lance_example_reads_each_sample_once_under_torchrun(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     jobs.run(jobs.torchrun(2, EXAMPLES / "lance_torchrun.py", folder), log, 250)
     check_ledgers(folder, 2, samples=3001, epochs=2)
@@ -188,7 +190,7 @@ def test_the_lance_example_trains_under_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @BY_MPI
-def test_the_graph_example_trains_under_mpi(launcher: str, tmp_path: Path) -> None:
+def test_the_pyg_example_reads_each_sample_once_under_mpi(launcher: str, tmp_path: Path) -> None:
     need(launcher)
     words = [*LAUNCHERS[launcher], "-n", "2", sys.executable, str(EXAMPLES / "pyg_mpi.py"), str(tmp_path / "run")]
     said = run(words, timeout=250, MASTER_PORT=str(jobs.free_port()))

@@ -14,7 +14,9 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.soak
-def test_the_tutorial_resumes_on_three_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_training_script_of_the_tutorial_resumes_on_three_ranks_after_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = ROOT / "docs" / "tutorial.md"
     program, files = program_of(page)
     commands = re.findall(r"^ +torchrun --nproc-per-node=(\d) train.py$", page.read_text(), re.MULTILINE)

@@ -26,7 +26,9 @@ def read(out: Path, cell: str, ranks: int = 2) -> list[Any]:
 
 
 @pytest.mark.parametrize(("cell", "size"), [("rows", 1000), ("shards", 15)])
-def test_each_row_and_each_sample_is_read_once_in_equal_steps(cell: str, size: int, out: Path) -> None:
+def test_lance_rows_and_webdataset_samples_are_read_once_in_equal_steps_on_two_ranks(
+    cell: str, size: int, out: Path
+) -> None:
     """Over ranks and workers of Lance, and from three shards on two ranks of WebDataset."""
     ranks = read(out, cell)
     assert Counter(each for batches in ranks for batch in batches for each in batch) == Counter(range(size))
@@ -50,7 +52,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_geometric_processes_once_under_mpirun(tmp_path: Path) -> None:
+def test_a_pyg_dataset_is_processed_by_one_of_four_ranks_under_mpirun(tmp_path: Path) -> None:
     need("openmpi")
     run([*OPENMPI, "-n", "4", sys.executable, str(SCRIPT), str(tmp_path), "graphs"], timeout=250)
     assert len(list(tmp_path.glob("by-*"))) == 1

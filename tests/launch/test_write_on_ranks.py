@@ -30,7 +30,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("launcher", ["mpich", *map(slow, ("openmpi", "srun"))])
-def test_three_ranks_write_one_data_set(
+def test_three_ranks_of_a_launcher_write_one_dataset_and_get_its_fingerprint(
     launcher: str, source: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     need(launcher)

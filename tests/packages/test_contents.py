@@ -67,7 +67,7 @@ def test_the_wheel_is_small_has_its_licenses_and_serves_every_python_of_one_plat
     assert "rankfeed = rankfeed.cli:main" in described["entry_points.txt"]
 
 
-def test_every_extra_of_users_has_a_use_in_its_environment() -> None:
+def test_every_extra_for_users_has_a_page_or_program_that_uses_it() -> None:
     assert {*PAGES, *PROGRAMS} == set(user_extras())
 
 

@@ -69,28 +69,32 @@ def check(case: Case, found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
-def test_a_pipeline_of_each_kind_gets_its_diagnosis(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_gives_an_example_pipeline_of_each_kind_its_expected_findings_and_verdict(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check(case, examined(case, monkeypatch))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_pipeline_gets_its_diagnosis(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_gives_every_example_pipeline_its_expected_findings_and_verdict(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = examined(case, monkeypatch)
     page.keep(case, found["findings"])
     print(case.name, found["verdict"], sorted(each["code"] for each in found["findings"]))
     check(case, found)
 
 
-def test_the_page_tells_what_was_said_of_every_pipeline() -> None:
+def test_the_documentation_page_of_the_zoo_has_the_recorded_findings_and_they_are_expected() -> None:
     known = page.said()
     assert page.PAGE.read_text() == page.page(known)
     assert {*known} <= {case.name for case in CASES}
     assert [case.name for case in CASES if case.name in known and not case.fits(known[case.name]["codes"])] == []
 
 
-def test_the_zoo_has_what_it_should() -> None:
+def test_the_zoo_has_40_uniquely_named_cases_with_a_story_and_12_sound_factories() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 40
     assert len({case.factory for case in CASES if not case.expects}) >= 12
     assert all(case.story for case in CASES)
