@@ -38,7 +38,9 @@ FEW = 20
     ids=str,
 )
 @pytest.mark.parametrize("stream", [False, True], ids=["source", "stream"])
-def test_a_loader_refuses_invalid_arguments_when_it_is_made(options: dict[str, Any], stream: bool) -> None:
+def test_loader_raises_argument_error_for_an_invalid_argument_when_it_is_made(
+    options: dict[str, Any], stream: bool
+) -> None:
     source: Any = rf.from_iterable(lambda: [{"x": 1}]) if stream else rows()
     with pytest.raises(ArgumentError, match=next(iter(options))):
         rf.Loader(source, **options)
@@ -75,7 +77,7 @@ def test_loading_a_state_with_an_invalid_plan_raises_state_error(plan: Any) -> N
             loader.load_state_dict({**loader.state_dict(), "plan": plan})
 
 
-def test_prepare_once_refuses_invalid_arguments_when_it_is_called(tmp_path: Path) -> None:
+def test_prepare_once_raises_argument_error_for_an_invalid_argument_before_it_builds(tmp_path: Path) -> None:
     calls: list[dict[str, Any]] = [{"retries": -1}, {"retries": "1"}, {"timeout": "1"}, {"key": 1}, {"build": 1}]
     for options in calls:
         with pytest.raises(ArgumentError, match=next(iter(options))):

@@ -36,7 +36,7 @@ def test_every_public_name_has_an_api_page_under_that_name(name: str) -> None:
     assert f"- rf.{name}: reference/{pages[0]}\n" in (DOCS.parent / "mkdocs.yml").read_text()
 
 
-def test_the_picture_of_an_epoch_is_what_a_schedule_delivers() -> None:
+def test_the_picture_of_an_epoch_in_the_documentation_is_what_its_script_generates() -> None:
     assert (DOCS / "images" / "epoch.svg").read_text() == module(DOCS / "images" / "epoch.py").svg()
 
 

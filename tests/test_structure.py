@@ -107,7 +107,7 @@ def test_preparing_and_writing_data_import_no_torch(tmp_path: Path) -> None:
     assert run_python(code) == "9 False\n"
 
 
-def test_typing_information_is_shipped() -> None:
+def test_the_package_contains_a_py_typed_file() -> None:
     assert (Path(rankfeed.__file__).parent / "py.typed").is_file()
 
 

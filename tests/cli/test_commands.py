@@ -76,7 +76,7 @@ def test_the_help_of_plan_lists_the_choices_of_shuffle_and_tail() -> None:
     assert "even|drop|pad" in told
 
 
-def test_commands_that_take_a_plan_describe_it_by_the_same_options() -> None:
+def test_plan_report_and_verify_have_the_same_options_for_a_plan_in_their_help() -> None:
     helps = [rankfeed(command, "--help").stdout for command in PLAN_COMMANDS]
     first, *others = [
         re.findall(r"^  --samples .*?^  --cache-dir .*?$", text, re.DOTALL | re.MULTILINE) for text in helps
@@ -277,7 +277,9 @@ def test_bad_arguments_print_an_error_without_traceback_and_exit_with_1_or_2(
     assert not tracemalloc.is_tracing()
 
 
-def test_prepare_builds_once_and_finds_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_builds_a_directory_once_and_check_exits_with_1_if_a_file_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "words.py").write_text("def build(folder):\n    (folder / 'a').write_text('one')\n")
     monkeypatch.chdir(tmp_path)
     first, second = (figures("prepare", "words:build", "data", "--key", "1", "--check") for _ in range(2))
@@ -318,14 +320,16 @@ def test_verify_of_ledgers_reports_delivered_and_missing_samples_of_a_run(packed
     assert "--data" in rankfeed("verify", ledgers, "--ids").stderr
 
 
-def test_verify_refuses_other_data_than_the_run_read(packed: Path, tmp_path: Path) -> None:
+def test_verify_exits_with_1_if_the_given_data_are_not_those_that_the_run_read(
+    packed: Path, tmp_path: Path
+) -> None:
     next(iter(rf.Loader(rf.from_dataset([{"x": 1}, {"x": 2}]), audit=tmp_path)))
     done = rankfeed("verify", tmp_path, "--data", packed)
     assert done.returncode == 1
     assert "the run read other data" in done.stderr
 
 
-def test_verify_explains_steps_and_uneven_batches() -> None:
+def test_verify_of_a_plan_prints_the_steps_of_each_rank_and_the_number_of_uneven_steps() -> None:
     told = rankfeed("verify", "--samples", 1000, "--ranks", 3, "--batch-size", 7).stdout
     assert "steps       48 on each rank\n" in told
     assert "uneven      1 (at some steps a rank has one sample more than another)\n" in told

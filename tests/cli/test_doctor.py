@@ -47,7 +47,7 @@ def test_doctor_exits_with_2_for_a_factory_that_names_no_function(tmp_path: Path
 
 
 def test_output_printed_by_the_loader_is_not_mixed_into_the_json_of_doctor(tmp_path: Path) -> None:
-    """Of the factory, of workers, of their subprocesses, by print and by descriptor."""
+    """Output of the factory, of workers and of their subprocesses, by print and by file descriptor."""
     factory = f"{bad_factories.__file__}:prints"
     options = ("--ranks", "1", "--workers", "1", "--other-ranks", "1", "--epochs", "1", "--start-method", "fork")
     done = doctor(tmp_path, factory, *options, "--json")

@@ -124,7 +124,7 @@ def test_an_index_that_means_another_sample_on_each_rank_is_diagnosed_as_an_erro
 
 
 def test_content_that_depends_on_the_rank_is_unproven_unless_labels_identify_samples() -> None:
-    """A cache with too short a key, or noise that is seeded by rank and sample, unless a label tells."""
+    """A cache with too short a key is unproven; noise seeded by rank and sample, beside a label, is sound."""
 
     def cached(index: int, at: Place) -> dict[str, object]:
         return {"x": number(index % 12, at[1], at[3])}

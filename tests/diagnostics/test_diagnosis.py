@@ -246,7 +246,7 @@ def test_labels_beside_random_content_prove_faulty_sharding_but_never_soundness(
 
 
 def test_fields_that_count_steps_or_positions_are_not_used_to_identify_samples() -> None:
-    """They have no new values in any configuration, but others for the same sample."""
+    """Their values are the same in every configuration, but belong to other samples."""
     counted: dict[object, int] = {}
 
     def numbered(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
@@ -407,7 +407,7 @@ def test_a_declared_universe_replaces_the_control_and_reveals_what_the_control_m
 
 
 def test_with_a_universe_repeats_of_the_same_samples_are_an_error_and_random_draws_unproven() -> None:
-    """Two indices that read one item, and no draws with replacement, which differ by epoch."""
+    """Indices that all read one item are an error; random draws, which differ by epoch, are unproven."""
 
     def doubled(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         return batched([max(each, 24) for each in shuffled(epoch)][rank::ranks], workers)
@@ -425,7 +425,7 @@ def test_with_a_universe_repeats_of_the_same_samples_are_an_error_and_random_dra
 
 
 def test_labels_paired_with_other_samples_are_found_if_each_rank_has_its_own_dataset() -> None:
-    """An index is another sample on each rank, which is no finding of its own."""
+    """An index then means another sample on each rank, which alone is no finding."""
 
     def examined(rolled: int) -> list[tuple[str, str]]:
         def shares(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
@@ -466,7 +466,7 @@ def test_a_split_that_differs_between_ranks_is_an_error() -> None:
 
 
 def test_an_index_that_means_other_data_in_each_worker_is_reported_and_augmentation_is_not() -> None:
-    """A worker_init_fn that gives each worker a part of a map-style dataset, whose indices go round."""
+    """A worker_init_fn that gives each worker a part of a map-style dataset, whose indices wrap around."""
 
     def cut_in_workers(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         parts = 1 if worker is None else 2
@@ -692,7 +692,7 @@ def test_ranks_with_datasets_of_different_sizes_are_an_error() -> None:
     assert codes(diagnose([run], alone(sound), 4)) == [("differs-between-ranks", "error")]
 
 
-def test_findings_of_one_code_are_merged_and_errors_come_first() -> None:
+def test_diagnose_merges_findings_of_one_code_and_lists_errors_first() -> None:
     run, other = log(job(), uneven), log(job(start_method="spawn"), uneven)
     run.ranks[0].add(RunFailure("hangs", "epoch 0", "nothing came for 60 s"))
     found = diagnose([run, other], alone(uneven), 4)

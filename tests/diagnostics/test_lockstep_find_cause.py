@@ -122,7 +122,7 @@ def test_a_late_rank_is_blamed_only_after_two_equal_statuses_or_silence() -> Non
 
 
 @pytest.mark.parametrize("state", ["data", "step", "left", "ended"])
-def test_the_rank_that_has_not_entered_the_collective_is_blamed(state: State) -> None:
+def test_the_rank_that_has_not_entered_the_collective_of_the_others_is_blamed(state: State) -> None:
     text = "rank 2 (host host2, process 102) has been "
     late = rank(
         2, at(5, state, done=(1, 5) if state in ("left", "ended") else (0, 0)), **entered(all=5), stack=["a"]
@@ -140,7 +140,7 @@ def test_the_last_rank_in_a_chain_of_waiting_process_groups_is_blamed() -> None:
     assert job(first, second, slow) is None  # it makes progress, and all others wait for it
 
 
-def test_ranks_that_wait_for_each_other_in_two_groups_are_reported() -> None:
+def test_two_ranks_that_wait_for_each_other_in_two_process_groups_are_reported() -> None:
     one, other = rank(0, at(5), **entered(left=4, right=4)), rank(1, at(5), **entered(left=3, right=5))
     assert blamed(one, other)[0] == 0
 
@@ -152,7 +152,7 @@ def recorded(number: int, last: int, *kinds: str, inside: bool = True) -> dict[s
 
 
 def test_counts_of_point_to_point_calls_are_not_compared_between_ranks() -> None:
-    """They count on two ranks only: rank 2 has a lower number than the others, in a common pause as always."""
+    """Only two ranks count such a call, so that a lower number on rank 2 is no sign of a hang."""
     counts = [30, 30, 18]
     pause = (rank(i, at(3), **recorded(counts[i], 9, "all_reduce", inside=False)) for i in range(3))
     assert job(*pause) is None
@@ -244,7 +244,7 @@ def test_a_rank_that_runs_out_of_data_before_the_others_is_blamed_unless_uneven(
     assert job(*statuses, uneven=True) is None
 
 
-def test_the_first_failure_is_reported_and_not_its_effects() -> None:
+def test_an_error_is_blamed_instead_of_the_failed_collective_that_it_causes_on_another_rank() -> None:
     echo = rank(0, at(4), 90.0, **failed("RuntimeError: gloo", is_echo=True))
     number, summary = blamed(echo, rank(1, at(4, "left"), **failed("ValueError: label")))
     assert (number, summary) == (

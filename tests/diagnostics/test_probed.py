@@ -73,7 +73,7 @@ def test_whether_an_iterable_dataset_shuffles_is_read_from_its_shuffle_attribute
 
 
 def test_a_distributed_sampler_shards_the_dataset_only_if_it_has_several_replicas() -> None:
-    """A rank's own files, and a sampler that is told so."""
+    """With one replica it is used where each rank has its own files."""
     assert not built(DataLoader(DATA, sampler=DistributedSampler(DATA, 1, 0))).cuts_one_dataset
     assert built(DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0))).cuts_one_dataset
 
@@ -112,7 +112,7 @@ class Counting:
 def test_the_doctor_saves_the_state_of_a_loader_in_the_middle_of_an_epoch(
     steps: int, length: int | None, after: int | None, tmp_path: Path
 ) -> None:
-    """Never of its end, after which there is nothing to resume."""
+    """Never at its end, after which there is nothing to resume."""
     job = Job("", "a:b", ranks=1, workers=0, start_method="spawn", epochs=1, states=str(tmp_path))
     lines: list[Record] = []
     assert LoaderReader(job, 0, lines.append)._epoch(Counting(steps), 0, length=length, resumes=True)

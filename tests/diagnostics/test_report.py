@@ -98,7 +98,7 @@ def test_the_figures_on_the_page_of_a_plan_match_the_batches_of_its_schedules(
 
 
 def test_cells_of_the_reading_times_of_a_shuffled_plan_lie_in_the_range_of_the_caption() -> None:
-    """Cells of a perfect shuffle were between 0 and 11.6 under a caption that promised 1."""
+    """The caption states the range that chance explains; a plan without shuffling exceeds it."""
     for n in (100, 1000, 20_000, 10**9):
         found = figure(planned(Plan(n), 4, 8), "When each part")
         low, high = (
@@ -172,7 +172,7 @@ def test_the_page_of_an_audit_counts_repeated_and_missing_samples_and_lists_exam
 
 
 def test_the_page_of_an_audit_draws_repeats_at_the_steps_at_which_they_occurred() -> None:
-    """One cross at step 0 was all that showed them."""
+    """Half of all deliveries are repeats, all of them in the second half of the epoch."""
     batches = [{"id": np.arange(20) + 20 * (step % 50)} for step in range(100)]
     page = audit_page(rf.audit(batches, key="id", universe=1000))
     found = figure(page, "Samples by epoch")

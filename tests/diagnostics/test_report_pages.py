@@ -307,7 +307,7 @@ def test_the_legend_of_a_heat_map_ends_at_its_maximum_and_each_value_has_its_col
     assert len(fills) == 8
 
 
-def test_no_point_is_cut_by_the_edge_of_its_chart() -> None:
+def test_no_point_of_a_line_chart_is_cut_by_the_edge_of_the_chart() -> None:
     figure = lines("", "", "seconds", "%", {"a": [(0, 0.0), (5, 100.0), (10, 40.0)], "b": [(0, 0.0), (10, 100.0)]})
     places = [
         tuple(map(float, re.findall(r"-?[\d.]+", each.get("transform") or "")[:2]))
@@ -363,7 +363,7 @@ def drawn(tab: Browser) -> None:
 
 
 @pytest.mark.slow
-def test_a_browser_draws_every_page_without_a_request_or_an_error(tmp_path: Path) -> None:
+def test_a_browser_draws_every_html_report_without_a_request_or_an_error(tmp_path: Path) -> None:
     if chromium() is None:
         pytest.skip("Chromium is not installed")
     plan = Plan(np.full(500, 200), shuffle="window", window=4096, lanes=8)
@@ -405,5 +405,5 @@ def test_a_browser_draws_every_page_without_a_request_or_an_error(tmp_path: Path
                     time.sleep(0.05)
 
 
-def test_unprintable_characters_are_escaped() -> None:
+def test_unprintable_characters_in_the_text_of_a_report_are_escaped() -> None:
     assert plain("a\x1b[31m\u202eb") == "a\\x1b[31m\\u202eb"

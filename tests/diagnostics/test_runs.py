@@ -224,7 +224,7 @@ def test_a_ledger_whose_plan_has_an_unknown_order_version_is_not_proven(tmp_path
 
 
 @pytest.mark.parametrize("version", [0, 2, 2**64 - 1])
-def test_a_ledger_of_another_format_version_is_not_proven_and_not_called_damaged(
+def test_a_ledger_of_another_format_version_is_not_proven_but_not_reported_as_damaged(
     version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as context:
@@ -335,7 +335,7 @@ def test_thousands_of_mutated_ledgers_are_not_proven_or_leave_the_counts_right(t
         print(f"{what}: {count}")
 
 
-def test_missing_samples_beside_a_damaged_ledger_are_not_proven(tmp_path: Path) -> None:
+def test_missing_samples_are_not_proven_if_a_ledger_is_damaged(tmp_path: Path) -> None:
     job = Job(tmp_path, rf.Plan(100))
     job.launch(2, 5, [(0, 0, [8, 8])])
     job.launch(1, 10, [(0, 80, [2])])

@@ -28,7 +28,7 @@ assert dict(values)["steps"] == 4 * len(loader) == loader.stats()["steps"], valu
 
 
 @pytest.mark.timeout(300)
-def test_tensorboard_and_prometheus_have_the_figures_of_the_page(tmp_path: Path) -> None:
+def test_the_code_of_the_watch_page_writes_the_loader_stats_to_tensorboard_and_prometheus(tmp_path: Path) -> None:
     program, _ = program_of(ROOT / "docs" / "tasks" / "watch.md")
     job = subprocess.run(
         [sys.executable, "-c", program + CHECK], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -58,6 +58,6 @@ def test_watch_updates_its_lines_on_a_terminal_in_place_below_printed_output(tmp
     assert "step 4 of 9" in last or "step 7 of 9" in last
 
 
-def test_a_terminal_that_is_closed_does_not_end_the_training(tmp_path: Path) -> None:
+def test_a_watched_training_continues_when_its_terminal_is_closed(tmp_path: Path) -> None:
     _, said = on_a_terminal(tmp_path, close_after=b"the worker prints")
     assert said.endswith(" TextIOWrapper")  # it came to its end, with its own streams

@@ -124,7 +124,7 @@ def test_each_format_delivers_each_sample_once_over_ranks_workers_and_a_resume(
 def test_each_format_delivers_each_sample_once_in_every_combination_of_ranks_workers_and_resume(
     names: list[str], tmp_path: Path
 ) -> None:
-    """Every number of ranks with every kind of worker; every pair of them where one resumes for the other."""
+    """Every number of ranks with every kind of worker, and every pair of numbers of ranks for a resume."""
     table = Table(tmp_path, names)
     pairs = [(before, after) for before in RANKS for after in RANKS]
     halves: dict[str, list[list[int]]] = {}

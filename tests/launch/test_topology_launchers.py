@@ -145,7 +145,9 @@ SLOW = (
 @pytest.mark.parametrize(
     "launch", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in LAUNCHES]
 )
-def test_every_process_of_a_launch_knows_its_topology(launch: str, request: pytest.FixtureRequest) -> None:
+def test_the_processes_of_each_launcher_detect_their_rank_world_size_and_node(
+    launch: str, request: pytest.FixtureRequest
+) -> None:
     launcher, command, expected = LAUNCHES[launch]
     need(launcher)
     environ = request.getfixturevalue("cluster") if launcher == "srun" else None

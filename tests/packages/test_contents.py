@@ -56,7 +56,7 @@ def test_the_wheel_has_every_file_below_src_the_examples_and_the_native_library(
     assert {"rankfeed/py.typed", "rankfeed/diagnostics/report/page.html"} <= packed
 
 
-def test_the_wheel_is_small_has_its_licenses_and_serves_every_python_of_one_platform(folder: Path) -> None:
+def test_the_wheel_is_small_has_its_licenses_and_is_tagged_for_any_python_3_on_one_platform(folder: Path) -> None:
     (wheel,) = folder.glob("*.whl")
     assert wheel.stat().st_size < 1_000_000
     assert wheel.name.split("-")[2:4] == ["py3", "none"]
@@ -71,7 +71,7 @@ def test_every_extra_for_users_has_a_page_or_program_that_uses_it() -> None:
     assert {*PAGES, *PROGRAMS} == set(user_extras())
 
 
-def test_without_a_compiler_the_wheel_is_pure_python(folder: Path, tmp_path: Path) -> None:
+def test_a_wheel_built_without_a_c_compiler_is_pure_python(folder: Path, tmp_path: Path) -> None:
     (sdist,) = folder.glob("*.tar.gz")
     project = unpack(sdist, tmp_path / "unpacked")
     wheel = build(project, "wheel", tmp_path, CC="/no/compiler", PATH="/no/programs")
