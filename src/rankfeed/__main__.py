@@ -1,4 +1,4 @@
-"""The command line: ``python -m rankfeed``."""
+"""Runs the ``rankfeed`` command: ``python -m rankfeed``."""
 
 from rankfeed.cli import main
 

@@ -1,4 +1,4 @@
-"""Every error that a user can meet.
+"""Every error that rankfeed raises, and the text of its message.
 
 All derive from :class:`RankfeedError`: a one-line summary and up to four facts, namely what was expected, what was
 found, where, and the remedy.

@@ -1,4 +1,4 @@
-"""Progress bars on standard error."""
+"""Progress bars on standard error, if it is a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The traceback of an error of another process."""
+"""An exception that carries the traceback text of another process, as the cause of an error raised here."""
 
 
 class RemoteTraceback(Exception):

@@ -1,4 +1,4 @@
-"""Exceptions of signal handlers, in code that catches those of other code.
+"""Reraises exceptions that signal handlers raise, in code that catches exceptions of the user's functions.
 
 Python runs a signal handler in the main thread, between any two instructions. What the handler raises (a timeout
 by ``signal.alarm``) is an exception of the interrupted code, and an ``except`` there catches it.

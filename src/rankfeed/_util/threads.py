@@ -1,4 +1,4 @@
-"""Work in threads: in daemon threads, which never keep the interpreter alive, and on many files at once."""
+"""A pool of daemon threads, work that runs ahead in one, and functions that run on many files at once."""
 
 import atexit
 import os

@@ -1,4 +1,4 @@
-"""Refuses to be trained on by a Trainer of Transformers that would repeat or lose samples.
+"""Raises if a Transformers Trainer without rankfeed's mixin would repeat or lose samples of a loader or source.
 
 Transformers 4 and 5: the Trainer has no hook for data that shard or resume themselves. It saves only the number of
 updates, and skips that many batches of the present number of processes (huggingface/transformers#34365); its

@@ -1,4 +1,4 @@
-"""Which rows of which chunks (shards, files, row groups) a batch consists of."""
+"""Groups the rows of a batch by the chunk (shard, file, row group) that they are in."""
 
 from collections.abc import Sequence
 from functools import cached_property

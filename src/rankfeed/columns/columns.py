@@ -1,4 +1,4 @@
-"""A batch as columns: where each row is, and how it is copied into one array.
+"""The columns of a batch (dense, ragged, bytes, objects): where each row is, and copying rows into one array.
 
 A column does not hold its rows but points at them, in memory-mapped files or decoded row groups. So a batch is
 copied once, from the pages of the files into the buffer that becomes the tensor.

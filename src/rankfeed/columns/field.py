@@ -1,4 +1,4 @@
-"""The type of a column."""
+"""The type of a column, ``Field``: dtype and shape, of which the first dimension may vary between rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows what a loader delivers, what a job delivered, and whether data and plans are intact."""
+"""Checks what loaders and jobs deliver, and whether data and plans are intact; reports, watch and Lockstep."""
 
 from rankfeed.diagnostics.audit import AuditReport, audit
 from rankfeed.diagnostics.lockstep import Lockstep

@@ -1,4 +1,4 @@
-"""Columns of a batch of any shape."""
+"""Flattens a batch of any structure (dicts, tuples, tensors, graphs) into named columns of one value per row."""
 
 import dataclasses
 from collections import Counter

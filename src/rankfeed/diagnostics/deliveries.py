@@ -1,4 +1,4 @@
-"""What the ranks were given in an epoch: recorded batch by batch, and counted. `judge` judges these figures."""
+"""Records what the ranks received in an epoch, batch by batch, and counts it; `judge` judges these counts."""
 
 from __future__ import annotations
 

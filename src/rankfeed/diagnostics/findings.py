@@ -1,4 +1,4 @@
-"""What a diagnosis finds, and the verdict that follows from it: the same for doctor, audit and verify."""
+"""Findings and the verdict that follows from them: the same for audit, doctor, pytest fixture and verify."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace

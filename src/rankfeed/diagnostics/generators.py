@@ -1,4 +1,4 @@
-"""Random generators of torch, numpy and Python, and their states."""
+"""Finds random generators of torch, numpy and Python, and reads and sets their states."""
 
 import random
 from typing import Any

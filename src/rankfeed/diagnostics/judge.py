@@ -1,4 +1,4 @@
-"""From what the ranks were given to findings: the rules of the audit, the doctor, the pytest fixture and verify.
+"""Derives findings from what the ranks received: the rules of audit, doctor, pytest fixture and verify.
 
 With ``R`` ranks, ``W`` workers each and ``b`` samples a batch, padding of less than ``R b`` samples and a dropped
 remainder of up to ``R max(W, 1) b`` are what batches explain. Everything beyond that has another cause, which the

@@ -1,4 +1,4 @@
-"""Reads what a loader and its samplers declare: workers, shuffling, replacement, a dropped remainder."""
+"""Reads what a loader and its samplers declare: workers, shuffling, replacement, drop_last."""
 
 from collections.abc import Sequence
 from contextlib import suppress

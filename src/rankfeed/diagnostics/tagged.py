@@ -1,4 +1,4 @@
-"""Which worker of a torch DataLoader built a batch, of which indices, and from which random numbers."""
+"""Records for each batch of a torch DataLoader its worker, dataset indices and random generator states."""
 
 from __future__ import annotations
 

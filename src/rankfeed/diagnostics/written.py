@@ -1,4 +1,4 @@
-"""Writes a report to the path that the user names, whole or not at all."""
+"""Writes a report to the path that the user names: complete or not at all."""
 
 import errno
 import os

@@ -1,1 +1,1 @@
-"""One module or subpackage for each framework; what depends on their private details is `_compat`."""
+"""Integrations: a module or subpackage for each framework; what depends on their private details is `_compat`."""

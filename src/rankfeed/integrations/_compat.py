@@ -1,4 +1,4 @@
-"""Corrects the counting of Lightning and Accelerate, which takes their private details.
+"""Corrects the batch counts and resume positions of Lightning and Accelerate, through their private details.
 
 Each entry names the version it was written for and the upstream thread. What a Loader does without any of these
 integrations is ``rankfeed.loading._compat``.

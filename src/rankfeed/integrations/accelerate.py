@@ -1,4 +1,4 @@
-"""Accelerate: a loader that an Accelerator places, measures and saves, and does not shard again.
+"""Accelerate: makes an Accelerator place, measure and save a rankfeed loader, and not shard it again.
 
 ``Accelerator.prepare`` acts on torch's DataLoader alone: it returns a :class:`rankfeed.Loader` unchanged, and does
 not know its end, its position or its smaller last steps. :func:`accelerated` provides these.

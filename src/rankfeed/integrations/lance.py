@@ -1,4 +1,4 @@
-"""A sampler for the PyTorch dataset of Lance by a plan: each row once, in equal steps on all ranks."""
+"""A sampler for the PyTorch dataset of Lance, by rankfeed's plan: each row once, in equal steps on all ranks."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""The pytest plugin: a fixture that checks what a project's loaders deliver.
+"""The pytest plugin: the ``rankfeed`` fixture, which asserts that a loader delivers each sample once.
 
 Loaded by pytest where rankfeed is installed; imports nothing until a test uses the fixture.
 """

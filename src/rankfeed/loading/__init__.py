@@ -1,4 +1,4 @@
-"""From plan and source to batches: fetch, transform, collate, engines, device."""
+"""Loaders and samplers: batches of one rank by a plan, from a source or a stream, built ahead by engines."""
 
 from rankfeed.loading.loader import Loader
 from rankfeed.loading.samplers import DistributedBatchSampler, DistributedSampler, split

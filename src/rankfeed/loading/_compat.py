@@ -1,4 +1,4 @@
-"""Refuses uses of loaders and samplers by frameworks that would lose or repeat samples.
+"""Raises where a framework would lose or repeat samples of a loader or sampler; torch DataLoader attributes.
 
 It would happen without a message, where the framework has no hook that could prevent it: most entries look at the
 framework's state or at the callers. Each names the version it was written for and the upstream thread. What needs

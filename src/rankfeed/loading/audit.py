@@ -1,4 +1,4 @@
-"""Compares what the ranks delivered in an epoch with the plan, by positions."""
+"""``EpochAudit``: compares the positions that all ranks delivered in an epoch with the plan."""
 
 from __future__ import annotations
 

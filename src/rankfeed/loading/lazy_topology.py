@@ -1,4 +1,4 @@
-"""Rank and world size, resolved late: when they are first needed, in the process that iterates."""
+"""Resolves rank and world size when they are first needed, in the process that iterates."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""The batches of a source that is read by sample id, on one rank."""
+"""The batches of one rank from a source that is read by sample id, and the state to resume them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks up the rows of several steps at once, in sources that only point at them.
+"""Looks up where the rows of the next steps are, several steps at once, and lets the kernel read them ahead.
 
 Finding the rows of a batch takes a dozen numpy calls for each file. Thousands of rows take hardly more, so the
 rows of many steps are looked up together, and each step copies its own. What was looked up keeps its files open.

@@ -1,4 +1,4 @@
-"""Rates, waiting times and memory of a loader."""
+"""Counts steps, samples, waiting time, padding, cache hits and memory of a loader."""
 
 import time
 from collections import Counter

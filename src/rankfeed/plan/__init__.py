@@ -1,4 +1,4 @@
-"""Which sample is read at which step of which rank: arithmetic on numpy arrays, without I/O and without torch."""
+"""Plans: which sample is read at which step of which rank, by arithmetic on numpy arrays, without I/O or torch."""
 
 from rankfeed.plan.coverage import Coverage, Gap, PositionOrder
 from rankfeed.plan.cursor import Cursor

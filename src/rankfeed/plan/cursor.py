@@ -1,4 +1,4 @@
-"""Position of a job in its data: the integers of a checkpoint."""
+"""The position of a job in its data, as integers in a checkpoint."""
 
 from __future__ import annotations
 

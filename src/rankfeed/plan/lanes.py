@@ -1,4 +1,4 @@
-"""The order in which positions visit the lanes, and the arrangement of the rows of a step for the ranks.
+"""Lanes, the independent streams of blocks in an epoch: how positions visit them, and the rows of a step by rank.
 
 Position p belongs to round ``p // lanes``; each round visits every lane once. Version 1 visits them round robin.
 Version 2 scrambles the digits of the lanes, keyed by the round: any aligned run of 2**k positions of a round

@@ -1,4 +1,4 @@
-"""How well an order mixes the data, and what a rank reads of them: measured on the order itself."""
+"""Measures how well an order mixes the data, and how many blocks a rank reads for it."""
 
 from __future__ import annotations
 

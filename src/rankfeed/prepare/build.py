@@ -1,4 +1,4 @@
-"""A build by the process that holds the lease: in a directory of its own, then published, or recorded as failed.
+"""Runs a build in the process that holds the lease: in a staging directory, then published or recorded as failed.
 
 Every process of the job raises the recorded failure.
 """

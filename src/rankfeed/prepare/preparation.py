@@ -1,4 +1,4 @@
-"""Build a directory in exactly one process; all others wait until it is complete.
+"""``rankfeed.prepare_once``: builds a directory in exactly one process; all others wait until it is complete.
 
 The file system is the only means of agreement, and there is no collective: processes of one job or of several, on
 one host or on many, may call at any time. One holds the lease and builds; a rename publishes the result.

@@ -1,4 +1,4 @@
-"""Publish a build by one rename; what was prepared there before is moved aside first and removed afterwards.
+"""Publishes a build by one rename; what was prepared there before is moved aside first and removed afterwards.
 
 Beside the prepared directory are hidden ones for the lease, builds and kept files.
 """

@@ -1,4 +1,4 @@
-"""Concatenation of sources: the fields they agree on, and their rows in one batch."""
+"""Concatenates sources: checks that their fields agree, and joins their rows in one batch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property

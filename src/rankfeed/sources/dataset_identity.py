@@ -1,4 +1,4 @@
-"""What identifies the data of a torch Dataset: the files that it names, and the content of some samples.
+"""Identifies the data of a torch Dataset, by the files that it names and the content of some samples.
 
 No code of the Dataset but ``__len__`` is called for the names: only attributes of instances are looked at, those
 of datasets that it wraps (``torch.utils.data.Subset``, ``ConcatDataset``) included. Content is compared where the

@@ -1,4 +1,4 @@
-"""Files named by a path, a pattern or a list of them, in order."""
+"""Lists the files named by a path, a pattern or a list of them, in order."""
 
 import glob
 import os

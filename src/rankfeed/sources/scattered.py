@@ -1,4 +1,4 @@
-"""Values at arbitrary byte offsets of a file."""
+"""Reads and decodes values at arbitrary byte offsets of a mapped file."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""A map-style torch Dataset as a source."""
+"""Wraps a map-style torch Dataset as a source."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set

@@ -1,4 +1,4 @@
-"""The hash of all our own digests: XXH3 with 128 bits, about as fast as memory."""
+"""The hash of all checksums and digests of rankfeed: XXH3 with 128 bits, about as fast as memory."""
 
 import hashlib
 from os import PathLike

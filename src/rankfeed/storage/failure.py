@@ -1,4 +1,4 @@
-"""Failures in files, so that an error of one process is raised by all processes of the job."""
+"""Records a failure in a file, so that an error of one process is raised by all processes of the job."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Exceptions of the operating system and of libraries as errors that name the file and the remedy."""
+"""Converts exceptions of the operating system and of libraries to errors that name the file and the remedy."""
 
 import os
 from collections.abc import Iterator

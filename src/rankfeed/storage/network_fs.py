@@ -1,4 +1,4 @@
-"""Bypass the attribute and name caches of network file systems.
+"""Bypasses the attribute and name caches of network file systems.
 
 A host caches which names exist, which directory a name refers to, and the size and times of a file. Each function
 here uses a call that the host cannot answer from its cache.

@@ -1,4 +1,4 @@
-"""Check whether the topologies that the processes of a launch report are consistent."""
+"""Checks whether the topologies that the processes of a launch report are consistent."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

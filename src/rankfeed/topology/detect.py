@@ -1,4 +1,4 @@
-"""Decide which launcher's environment variables to believe.
+"""Decides which launcher's environment variables to believe.
 
 Launchers are nested: ``srun`` starts one ``torchrun`` per node, ``mpirun`` inside a Slurm allocation starts its
 daemons with ``srun``, and a shell passes on what an earlier job exported. All rows of the launcher table are read:

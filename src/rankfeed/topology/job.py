@@ -1,4 +1,4 @@
-"""Identifiers of a launch: the same on all processes of a job, another one after a restart."""
+"""Identifiers of a job and of its launches: the same on all processes; a launch has a new one after a restart."""
 
 import os
 import socket

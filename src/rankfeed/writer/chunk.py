@@ -1,4 +1,4 @@
-"""Rows in memory on their way into a shard.
+"""Chunks: rows in memory that are converted, joined and cut to the size of shards before they are written.
 
 Whether a column is dense or ragged, and of which type, is known only after the last row. So the rows of a chunk
 are laid out as they need, and chunks that differ are joined: dense columns become ragged, narrow types wide.

@@ -1,4 +1,4 @@
-"""Write a dataset from the request to the manifest, whichever runner executes the tasks."""
+"""Coordinates the write of a dataset from the request to the manifest, whichever runner executes the tasks."""
 
 import os
 import secrets

@@ -1,4 +1,4 @@
-"""Commit of a written dataset: the staged shards get their final names, then the manifest is replaced.
+"""Commits a written dataset: the staged shards get their final names, then the manifest is replaced.
 
 The renames are written to a journal first. The next call that finds the journal of a process that was killed
 completes the commit, whatever it was called for, so a commit happens once.

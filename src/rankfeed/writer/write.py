@@ -1,4 +1,4 @@
-"""Write any source or iterable of dicts as Arrow IPC shards with a manifest."""
+"""``rankfeed.write``: writes any source or iterable of dicts as Arrow IPC shards with a manifest."""
 
 import os
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""What any loader delivers, on all ranks: every sample is counted."""
+"""``rankfeed.audit``: iterates any loader on all ranks and counts how often each sample is delivered."""
 
 from rankfeed.diagnostics.audit.audit import audit
 from rankfeed.diagnostics.audit.report import AuditReport

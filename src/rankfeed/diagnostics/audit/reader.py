@@ -1,4 +1,4 @@
-"""One rank reads its loader, and keeps the key and place of each delivery."""
+"""Iterates the loader on one rank for an audit, and records the key and place of each delivered sample."""
 
 from __future__ import annotations
 

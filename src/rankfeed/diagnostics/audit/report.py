@@ -1,4 +1,4 @@
-"""The report of an audit: figures of each epoch, findings and the verdict; in a file and back."""
+"""``AuditReport``: counts of each epoch, findings and the verdict of an audit; saved to a file and loaded."""
 
 from __future__ import annotations
 

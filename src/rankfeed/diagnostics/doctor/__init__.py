@@ -1,4 +1,4 @@
-"""Whether any loader delivers each sample once: it is run in real processes and judged by what it delivers."""
+"""The doctor: runs any loader in real processes, and finds whether it delivers each sample exactly once."""
 
 from rankfeed.diagnostics.doctor.examination import Examination, examine
 

@@ -1,4 +1,4 @@
-"""The values that samples have in the fields of a batch, and whether they are the same in every process.
+"""Finds datasets that differ between processes, by the values that each sample has in the fields of batches.
 
 Random numbers change when a sample is read again. A field belongs to samples if it does not change although they
 are read at other positions: random numbers depend on the position, unless they are seeded by the sample. How many

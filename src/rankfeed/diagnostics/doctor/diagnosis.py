@@ -1,4 +1,4 @@
-"""From the logs of control runs and of runs to findings: pure functions."""
+"""Derives findings from the logs of runs and of single-process control runs: pure functions."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Examines any loader: runs its factory in real processes and judges what it delivers."""
+"""``examine``: runs the factory of any loader in real processes and judges what the loader delivers."""
 
 import inspect
 import tempfile

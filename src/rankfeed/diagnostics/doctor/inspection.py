@@ -1,4 +1,4 @@
-"""What can be read from outside a loader: length, samplers, memory, open files."""
+"""Describes a loader without reading it: length, samplers, dataset, memory, and open files shared by workers."""
 
 import builtins
 import fcntl

@@ -1,4 +1,4 @@
-"""Failures, lengths, dropped samples, and what a resumed run delivers."""
+"""Findings about failures, wrong lengths, dropped or changed samples, and what a resumed run delivers."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What the ranks of a run are asked to do and what they report."""
+"""Records of the doctor: the job that a run's ranks are given, and the logs of what they report."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

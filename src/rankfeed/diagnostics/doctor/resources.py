@@ -1,4 +1,4 @@
-"""Findings about time, memory, files and CPUs."""
+"""Findings about waiting times, memory, file handles shared by workers, and the number of CPUs."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence

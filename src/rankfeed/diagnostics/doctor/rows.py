@@ -1,4 +1,4 @@
-"""What is compared of the rows of a batch: hashes, padding and shingles of tokens."""
+"""Hashes of the rows of a batch, their padding, and shingles of their tokens, to compare rows between runs."""
 
 from collections.abc import Mapping
 from typing import Any

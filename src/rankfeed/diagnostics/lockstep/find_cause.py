@@ -1,4 +1,4 @@
-"""Find the rank that stops a job, from the last status of every rank, without store or clock.
+"""Finds the rank that stops a job, from the last status of every rank, without store or clock.
 
 Times of two hosts are never compared: a rank publishes how long it has made no progress, and the judging rank
 counts for how long it has received nothing from it.

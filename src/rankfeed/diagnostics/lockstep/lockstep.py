@@ -1,4 +1,4 @@
-"""Watch the ranks of a running job: a hang ends with an error that names the rank, the position and the cause."""
+"""``Lockstep``: a loader wrapper under which a hang ends with an error that names the rank and the cause."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Reports: a plan, an audit or a run on one page for people."""
+"""Reports as HTML or PNG: a plan, an audit, a run, or snapshots of loader statistics."""
 
 from rankfeed.diagnostics.report.audit import audit_page
 from rankfeed.diagnostics.report.page import Figure, Page, Section, joined

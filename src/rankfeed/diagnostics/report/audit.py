@@ -1,4 +1,4 @@
-"""The report of an audit. Only this module of the report knows what an `AuditReport` consists of."""
+"""The page of an audit. Only this module of the report knows what an `AuditReport` consists of."""
 
 from collections.abc import Sequence
 from itertools import pairwise

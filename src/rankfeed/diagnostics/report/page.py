@@ -1,4 +1,4 @@
-"""A report as data: a verdict, facts, findings, and figures with their numbers."""
+"""A report page as data, before it is rendered: verdict, facts, findings, and figures with their numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The report of a plan: arithmetic, and the lengths of some batches if the data have ragged columns."""
+"""The page of a plan: which rank reads what and when, the last steps, and the padding of ragged columns."""
 
 from collections.abc import Callable
 from itertools import pairwise

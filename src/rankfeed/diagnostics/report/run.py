@@ -1,4 +1,4 @@
-"""The report of a run from its ledgers. Only this module of the report knows what a `RunVerdict` consists of."""
+"""The page of a run from its ledgers. Only this module of the report knows what a `RunVerdict` consists of."""
 
 from rankfeed.diagnostics.findings import Verdict
 from rankfeed.diagnostics.report.charts import bars, spans

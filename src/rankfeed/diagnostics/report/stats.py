@@ -1,4 +1,4 @@
-"""The report of a run's rates, from snapshots of ``loader.stats()`` that a job wrote to files."""
+"""The page of a run's rates and waiting times, from snapshots of ``loader.stats()`` that a job wrote to files."""
 
 import os
 import warnings

@@ -1,1 +1,1 @@
-"""Verifies a plan's promises, a data set's bytes, and what a job delivered."""
+"""Verifies the deliveries of a plan, the files of a dataset, and what a job delivered by its ledgers."""

@@ -1,4 +1,4 @@
-"""Whether a data set is as it was written: all of it is read, and compared with its checksums or decoded."""
+"""Verifies a dataset: reads all of it, and compares it with its checksums, or decodes it if it has none."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence

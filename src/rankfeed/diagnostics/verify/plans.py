@@ -1,4 +1,4 @@
-"""Whether a plan delivers each sample once: counted if it is small enough, otherwise sampled."""
+"""Verifies that a plan delivers each sample once: counts all if it is small, otherwise checks some positions."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

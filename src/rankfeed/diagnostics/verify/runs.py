@@ -1,4 +1,4 @@
-"""What a job delivered, by the ledgers of its ranks: finished or killed, over all its launches."""
+"""Verifies what a job delivered over all its launches, finished or killed, by the ledgers of its ranks."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

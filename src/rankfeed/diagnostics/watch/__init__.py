@@ -1,1 +1,1 @@
-"""Shows the figures of a loader while it is iterated: a console line, or a function of the user."""
+"""``rankfeed.watch``: shows the figures of a loader while it is iterated, as a console line or to a function."""

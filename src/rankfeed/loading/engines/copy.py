@@ -1,4 +1,4 @@
-"""Copies rows ahead in threads of the native library, which never wait for the GIL."""
+"""Copies the rows of later batches in threads of the native library, which never wait for the GIL."""
 
 from __future__ import annotations
 

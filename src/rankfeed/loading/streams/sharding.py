@@ -1,4 +1,4 @@
-"""Divides a stream into steps, and the steps among ranks: what a Schedule is for a plan."""
+"""Divides a stream into steps and the steps among ranks, as a Schedule does for a plan."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which field an Arrow type becomes; ``arrow_columns.py`` reads the values."""
+"""Maps Arrow types to the fields of columns; ``arrow_columns.py`` reads the values."""
 
 import json
 import re

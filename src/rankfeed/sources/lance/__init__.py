@@ -1,1 +1,1 @@
-"""Lance tables."""
+"""The source of Lance tables."""

@@ -1,1 +1,1 @@
-"""MosaicML Streaming (MDS) datasets."""
+"""The source of MosaicML Streaming (MDS) datasets."""

@@ -1,1 +1,1 @@
-"""NumPy `.npy` and `.npz` files."""
+"""The sources of NumPy `.npy` and `.npz` files."""

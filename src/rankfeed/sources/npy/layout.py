@@ -1,4 +1,4 @@
-"""How `.npy` and `.npz` files relate: rows of one array, one sample per file, or columns of one table."""
+"""Opens `.npy` and `.npz` files: finds whether they are one array, one sample per file, or columns of a table."""
 
 import os
 import re

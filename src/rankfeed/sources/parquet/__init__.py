@@ -1,1 +1,1 @@
-"""Parquet files."""
+"""The source of Parquet files."""

@@ -1,1 +1,1 @@
-"""PyTorch Geometric datasets."""
+"""The source of PyTorch Geometric datasets."""

@@ -1,1 +1,1 @@
-"""WebDataset tar shards."""
+"""The source of WebDataset tar shards."""

@@ -1,1 +1,1 @@
-"""CSV files and files of JSON lines."""
+"""The source of CSV files and files of JSON lines."""
