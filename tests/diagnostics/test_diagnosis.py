@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rankfeed.diagnostics.deliveries import LoaderTraits
 from rankfeed.diagnostics.doctor import Examination
 from rankfeed.diagnostics.doctor.diagnosis import diagnose
+from rankfeed.diagnostics.doctor.outcomes import length_of
 from rankfeed.diagnostics.doctor.records import (
     Built,
     Event,
@@ -507,6 +508,16 @@ def test_len_of_a_loader_is_an_error_unless_close_to_the_steps_of_one_rank_or_of
 def test_len_of_a_loader_over_a_map_style_dataset_must_equal_its_number_of_steps(length: int, wrong: bool) -> None:
     logs = [log(job(), sound, Built(seconds=0, length=length, traits=LoaderTraits(indexed=True)))]
     assert (("wrong-length", "error") in codes(diagnose(logs, alone(sound), cpus=4))) is wrong
+
+
+@pytest.mark.parametrize(
+    ("length", "counts"),
+    [(10, "rank"), (11, "rank"), (20, "all ranks"), (24, "all ranks"), (40, None), (5, None), (100, None)],
+)
+def test_length_of_tells_whether_len_counts_the_steps_of_one_rank_or_of_all_ranks(
+    length: int, counts: str | None
+) -> None:
+    assert length_of(length, steps=10, total=20, ranks=2, workers=2) == counts
 
 
 def test_the_same_order_in_each_epoch_is_a_warning_unless_the_loader_does_not_shuffle() -> None:

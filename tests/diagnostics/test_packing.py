@@ -1,4 +1,4 @@
-"""Packed sequences of tokens are compared by their shingles; a length counts the steps of a rank or of all."""
+"""Packed sequences of tokens are compared by their shingles."""
 
 import random
 from collections import Counter
@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from rankfeed.diagnostics.deliveries import LoaderTraits
 from rankfeed.diagnostics.doctor.diagnosis import Tokens, judge_tokens
-from rankfeed.diagnostics.doctor.outcomes import length_of
 from rankfeed.diagnostics.doctor.rows import shingles_of
 
 FACTS: dict[str, Any] = {"traits": LoaderTraits(2), "ranks": 2, "batch": 4, "where": "epoch 0"}
@@ -53,13 +51,3 @@ def test_missing_or_repeated_documents_in_packed_sequences_are_found_by_token_sh
     assert judged["forgotten"].code == "duplicated-by-workers"
     forgets_rank = replace(control, by_rank=control.by_rank * 2, count=2 * control.count)
     assert judge_tokens(control, forgets_rank, **FACTS).code == "not-sharded-by-rank"
-
-
-@pytest.mark.parametrize(
-    ("length", "counts"),
-    [(10, "rank"), (11, "rank"), (20, "all ranks"), (24, "all ranks"), (40, None), (5, None), (100, None)],
-)
-def test_length_of_tells_whether_len_counts_the_steps_of_one_rank_or_of_all_ranks(
-    length: int, counts: str | None
-) -> None:
-    assert length_of(length, steps=10, total=20, ranks=2, workers=2) == counts

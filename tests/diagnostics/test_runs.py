@@ -169,7 +169,7 @@ def test_verify_run_counts_ledgers_of_mesh_peers_with_the_same_rank_once(tmp_pat
     assert (verdict.loaders[0].epochs[0].delivered, verdict.loaders[0].again) == (100, 0)
 
 
-def test_verify_run_is_unsound_for_several_processes_that_all_ran_as_rank_0_of_1(tmp_path: Path) -> None:
+def test_a_run_of_several_processes_that_all_ran_as_rank_0_of_1_is_unsound(tmp_path: Path) -> None:
     for number in range(3):
         Job(tmp_path, rf.Plan(100), launches=number, name="one").launch(1, 10, [(0, 0, [10])])
     verdict = verify_run(tmp_path)
