@@ -47,7 +47,7 @@ def seeded_alike(_: int) -> None:
 
 def findings(report: rf.AuditReport) -> dict[str, str]:
     """Severity by code."""
-    return {each.code: each.severity for each in report.findings}
+    return {finding.code: finding.severity for finding in report.findings}
 
 
 def test_an_audit_of_a_loader_that_delivers_each_sample_once_is_sound_without_findings() -> None:

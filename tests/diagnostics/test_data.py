@@ -167,7 +167,7 @@ def test_tars_without_checksums_are_decoded_only_and_a_truncated_tar_is_reported
     verdict = verify_data(folder)
     assert "decoded only" in verdict.how
     assert verdict.sound is None
-    assert [each.code for each in verdict.findings] == ["no-checksums"]
+    assert [finding.code for finding in verdict.findings] == ["no-checksums"]
     path = folder / "2.tar"
     path.write_bytes(path.read_bytes()[:5000])
     assert "2.tar" in names(verify_data(folder))

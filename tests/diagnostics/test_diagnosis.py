@@ -99,7 +99,11 @@ def findings(
 
 
 def codes(found: Sequence[Finding], *, notes: bool = True) -> list[tuple[str, str]]:
-    return [(each.code, each.severity) for each in found if notes or each.severity not in ("note", "warning")]
+    return [
+        (finding.code, finding.severity)
+        for finding in found
+        if notes or finding.severity not in ("note", "warning")
+    ]
 
 
 def severe(deal: Deal, **options: Any) -> list[tuple[str, str]]:
@@ -536,7 +540,7 @@ def test_an_unshuffled_order_may_repeat_in_each_epoch_without_a_warning(workers:
         return streamed([mine[len(mine) * part // parts :][: len(mine) // parts] for part in range(parts)])
 
     found = diagnose([log(job(workers=workers), deal)], alone(deal), cpus=4)
-    assert [each for each in codes(found) if each[1] != "note"] == []
+    assert [code for code, severity in codes(found) if severity != "note"] == []
 
 
 @pytest.mark.parametrize(("ahead", "code"), [(0, None), (-1, "resume-repeats"), (1, "resume-skips")])
@@ -708,7 +712,7 @@ def test_diagnose_merges_findings_of_one_code_and_lists_errors_first() -> None:
     run.ranks[0].add(RunFailure("hangs", "epoch 0", "nothing came for 60 s"))
     found = diagnose([run, other], alone(uneven), 4)
     assert codes(found)[:2] == [("hangs", "error"), ("uneven-steps", "error")]
-    assert len({each.code for each in found}) == len(found)
+    assert len({finding.code for finding in found}) == len(found)
     assert {line.split(",")[1] for line in found[1].evidence} == {" 2 workers (fork)", " 2 workers (spawn)"}
 
 

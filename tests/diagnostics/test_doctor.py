@@ -32,7 +32,11 @@ def examined(name: str, **options: Any) -> Examination:
 
 def severe(found: Examination) -> list[str]:
     """Codes of errors and of what is unproven, and of warnings; the number of CPUs is not the loader's doing."""
-    return [each.code for each in found.findings if each.severity != "note" and each.code != "too-many-workers"]
+    return [
+        finding.code
+        for finding in found.findings
+        if finding.severity != "note" and finding.code != "too-many-workers"
+    ]
 
 
 def left() -> list[psutil.Process]:

@@ -116,7 +116,7 @@ def test_judge_derives_a_verdict_and_a_finding_from_the_counts_of_epochs(
 ) -> None:
     found = [*judge(epochs, known)]
     assert verdict_of(found) == verdict, found
-    assert code is None or code in {each.code for each in found}
+    assert code is None or code in {finding.code for finding in found}
     assert code or not found
 
 
@@ -143,13 +143,13 @@ def test_against_a_plan_padding_and_remainders_excuse_no_missing_or_repeated_sam
     """Where a plan says what is delivered, neither padding nor a remainder explains a difference."""
     found = [*judge([report], known)]
     assert verdict_of(found) == verdict, found
-    assert {each.code for each in found} == ({code} if code else set())
+    assert {finding.code for finding in found} == ({code} if code else set())
 
 
 def test_two_workers_of_a_rank_with_the_same_order_are_reported_as_duplicates() -> None:
     rank = RankEpoch(0, 12, 96, {8: 12}, {-1: "a", 0: "b", 1: "b"})
     report = EpochReport(0, 96, 48, 0, 0, (rank,), between_workers=48)
-    codes = {each.code for each in judge([report], facts("content", None, None))}
+    codes = {finding.code for finding in judge([report], facts("content", None, None))}
     assert "duplicated-by-workers" in codes
 
 
@@ -171,8 +171,12 @@ def test_equal_random_states_of_workers_of_ranks_and_of_epochs_are_reported(inde
         )
         for number in range(2)
     ]
-    drawn = [each for each in judge(reports, facts(indexed=indexed)) if each.code == "same-randomness-in-workers"]
-    assert {each.evidence[0].split()[0]: each.severity for each in drawn} == {
+    drawn = [
+        finding
+        for finding in judge(reports, facts(indexed=indexed))
+        if finding.code == "same-randomness-in-workers"
+    ]
+    assert {finding.evidence[0].split()[0]: finding.severity for finding in drawn} == {
         "workers": "error" if indexed else "warning",
         "ranks": "warning",
         "epochs": "warning",
@@ -227,7 +231,7 @@ def said(
     expected = Counter(range(control) if isinstance(control, int) else control)
     reports = [delivered(number, orders, expected, batch) for number, orders in enumerate(epochs)]
     facts = JudgedFacts("ids", "control", exact=exact, allowed=allowed, traits=LoaderTraits(workers, **traits))
-    return [(each.code, each.severity) for each in merged(judge_samples(reports, facts))]
+    return [(finding.code, finding.severity) for finding in merged(judge_samples(reports, facts))]
 
 
 def shares(ids: Sequence[int], ranks: int = 2) -> list[list[int]]:

@@ -40,7 +40,7 @@ def test_missing_or_repeated_documents_in_packed_sequences_are_found_by_token_sh
         "half": judge_tokens(control, packed(400, 4, half=True), **FACTS),
         "few": judge_tokens(packed(4, 1), packed(4, 4), **FACTS),
     }
-    assert {name: each.severity for name, each in judged.items()} == {
+    assert {name: finding.severity for name, finding in judged.items()} == {
         "sound": "note",
         "in another order": "note",
         "forgotten": "error",

@@ -180,7 +180,7 @@ def _step(batch: Any) -> Step:
 
 
 def said(control: list[RunLog]) -> list[tuple[str, str]]:
-    return [(each.code, each.severity) for each in (*changed_reads(control), *collated_apart(control))]
+    return [(finding.code, finding.severity) for finding in (*changed_reads(control), *collated_apart(control))]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -393,7 +393,7 @@ def test_labels_that_are_sharded_differently_from_their_images_are_found(
     for dealt in (share, alike):
         controls, runs = streams(mixed_anew(dealt) if anew else dealt, fields)
         found = [*rows_apart(controls, runs)]
-        assert {each.code for each in found} == ({"rows-come-apart"} if dealt is share else set())
+        assert {finding.code for finding in found} == ({"rows-come-apart"} if dealt is share else set())
 
 
 #: Fields that depend on the rank, on the place in a stream or on a dataset beside, and on nothing else.

@@ -49,7 +49,7 @@ def test_verify_plan_finds_repeats_in_a_plan_too_long_to_count_by_checking_some_
     monkeypatch.setattr(plans, "COUNTED", 1000)
     sampled = plans.verify_plan(Plan(100_000), ranks=3, batch_size=64)
     assert sampled.sound is None
-    assert [each.code for each in sampled.findings] == ["sampled"]
+    assert [finding.code for finding in sampled.findings] == ["sampled"]
     assert "audit=" in sampled.findings[0].remedy
     verdict = plans.verify_plan(Broken(100_000), ranks=3, batch_size=64)
     assert verdict.sound is False

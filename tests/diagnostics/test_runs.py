@@ -22,7 +22,7 @@ from rankfeed.storage.ledger import PassHeader, decode_ledger, encode_header
 
 
 def codes(verdict: RunVerdict) -> dict[str, str]:
-    return {each.code: each.severity for each in verdict.findings}
+    return {finding.code: finding.severity for finding in verdict.findings}
 
 
 def agrees(verdict: RunVerdict, job: Job) -> None:
