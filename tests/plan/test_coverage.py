@@ -41,7 +41,7 @@ def coverages(draw: st.DrawFn) -> tuple[Coverage, list[Counter[int]]]:
 
 
 @given(coverages(), st.integers(0, 220), st.integers(0, 220))
-def test_positions_are_counted_as_one_by_one(
+def test_coverage_counts_delivered_positions_like_a_plain_enumeration(
     drawn: tuple[Coverage, list[Counter[int]]], low: int, until: int
 ) -> None:
     coverage, counts = drawn
@@ -55,7 +55,7 @@ def test_positions_are_counted_as_one_by_one(
 
 
 @given(coverages(), st.floats(0, 1))
-def test_gaps_are_the_positions_that_were_not_delivered(
+def test_coverage_gaps_contain_exactly_the_undelivered_positions(
     drawn: tuple[Coverage, list[Counter[int]]], share: float
 ) -> None:
     coverage, counts = drawn
@@ -72,14 +72,14 @@ def test_gaps_are_the_positions_that_were_not_delivered(
             assert max(positions) < gap.high <= end
 
 
-def test_an_epoch_without_a_pass_is_one_gap() -> None:
+def test_an_epoch_missing_from_all_ledgers_is_one_gap_over_all_positions() -> None:
     gap = Gap(2, 0, 70_000, 70_000)
     assert Counter(position for some in gap.positions() for position in some.tolist()) == Counter(range(70_000))
     assert str(gap) == "epoch 2, positions 0 to 70,000: 70,000 samples are in no ledger"
 
 
 @pytest.mark.parametrize("tail", ["even", "drop"])
-def test_a_pass_over_a_trillion_samples_is_arithmetic(tail: Any) -> None:
+def test_coverage_and_gaps_are_computed_for_a_trillion_samples(tail: Any) -> None:
     coverage = Coverage(PositionOrder(10**12 + 3), 0, 0, 1000, 64, tail, dict.fromkeys(range(64), 10**6))
     assert (len(coverage), coverage.reached(10**6)) == (64 * 10**9, 64 * 10**9)
     one_short = Coverage(**{**vars(coverage), "steps": {**coverage.steps, 7: 10}})

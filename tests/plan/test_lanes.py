@@ -15,7 +15,9 @@ LANES = st.sampled_from([1, 2, 3, 5, 8, 16, 64, 65, 128, 300])
 
 
 @given(lanes=LANES, samples=st.integers(1, 3000), epoch=st.integers(0, 9), seed=st.integers())
-def test_each_round_visits_each_lane_once(lanes: int, samples: int, epoch: int, seed: int) -> None:
+def test_lanes_visit_every_position_of_every_lane_exactly_once(
+    lanes: int, samples: int, epoch: int, seed: int
+) -> None:
     order = ScrambledLanes(max(samples, lanes), lanes, 1, seed)
     visited, places = order.visit(epoch, np.arange(order.num_samples))
     rest = order.num_samples % lanes
@@ -26,7 +28,7 @@ def test_each_round_visits_each_lane_once(lanes: int, samples: int, epoch: int, 
 
 
 @pytest.mark.parametrize("lanes", [2, 16, 64, 256])
-def test_aligned_runs_visit_each_interval_of_lanes_once(lanes: int) -> None:
+def test_aligned_runs_of_positions_visit_each_equal_interval_of_lanes_once(lanes: int) -> None:
     visited, _ = ScrambledLanes(lanes * 50, lanes, 1, 3).visit(7, np.arange(lanes * 50))
     run = 1
     while run <= lanes:
@@ -35,7 +37,7 @@ def test_aligned_runs_visit_each_interval_of_lanes_once(lanes: int) -> None:
         run *= 2
 
 
-def test_rounds_and_epochs_have_orders_of_their_own() -> None:
+def test_lane_orders_differ_between_rounds_and_epochs_and_are_balanced() -> None:
     order = ScrambledLanes(64 * 100, 64, 1, 3)
     rounds = [order.visit(epoch, np.arange(6400))[0].reshape(-1, 64) for epoch in range(3)]
     assert max(Counter(map(tuple, np.concatenate(rounds).tolist())).values()) == 1
@@ -52,7 +54,7 @@ def test_rounds_and_epochs_have_orders_of_their_own() -> None:
     start=st.integers(0, 2000),
     cut=st.tuples(st.floats(0, 1), st.floats(0, 1)),
 )
-def test_rows_of_a_step_are_its_positions_sorted_by_group(
+def test_arrange_returns_the_positions_of_a_step_sorted_by_lane_group(
     lanes: int, groups: int, samples: int, size: int, start: int, cut: tuple[float, float]
 ) -> None:
     order = ScrambledLanes(max(samples, lanes), lanes, min(groups, lanes), 1)
@@ -78,7 +80,7 @@ def test_rows_of_a_step_are_its_positions_sorted_by_group(
 
 
 @pytest.mark.parametrize("groups", [64, 16, 8, 7])
-def test_rows_inside_a_group_are_mixed(groups: int) -> None:
+def test_lanes_within_a_group_are_shuffled_evenly_between_ranks(groups: int) -> None:
     lanes, width = 64, -(-64 // groups)
     order = ScrambledLanes(lanes * 1000, lanes, groups, 0)
     visited, places = order.arrange(0, np.arange(50) * 16 * lanes, 16 * lanes, 0, 16 * width)
@@ -91,13 +93,13 @@ def test_rows_inside_a_group_are_mixed(groups: int) -> None:
 
 
 @given(lanes=LANES, groups=st.integers(1, 300), units=st.integers(1, 3000), epoch=st.integers(0, 9))
-def test_each_unit_is_read_once(lanes: int, groups: int, units: int, epoch: int) -> None:
+def test_unit_order_is_a_permutation_of_the_units(lanes: int, groups: int, units: int, epoch: int) -> None:
     order = ScrambledLanes(10**6, lanes, min(groups, lanes), 5).unit_order(units, epoch)
     assert Counter(order.tolist()) == Counter(range(units))
 
 
 @pytest.mark.parametrize("groups", [8, 16, 32, 64])
-def test_units_that_are_read_together_are_of_different_parts_of_the_data(groups: int) -> None:
+def test_units_read_at_the_same_time_are_from_different_eighths_of_the_data(groups: int) -> None:
     units, width = 1024, 64 // groups
     parts = ScrambledLanes(10**6, 64, groups, 1).unit_order(units, 3).reshape(groups, width, -1) * 8 // units
     turns = 8 // width  # units of a lane that are read together

@@ -29,24 +29,24 @@ def is_bijection(order: npt.NDArray[np.int64]) -> bool:
 
 
 @pytest.mark.parametrize("epoch", range(5))
-def test_every_index_comes_up_once_for_every_size_up_to_300(epoch: int) -> None:
+def test_permutation_is_a_bijection_for_every_size_up_to_300(epoch: int) -> None:
     for n in range(1, 301):
         assert Counter(permutation(range(n), n, Key.of("small", epoch)).tolist()) == Counter(range(n)), n
 
 
 @pytest.mark.parametrize("n", [*AROUND_POWERS, *ONE_MORE_THAN_EVEN_POWERS])
-def test_every_index_comes_up_once_around_powers_of_two(n: int) -> None:
+def test_permutation_is_a_bijection_for_sizes_around_powers_of_two(n: int) -> None:
     assert is_bijection(permutation(np.arange(n), n, Key.of("powers", n)))
 
 
 @given(n=st.integers(1, 30_000), seed=st.integers())
-def test_every_index_comes_up_once_for_any_size_and_key(n: int, seed: int) -> None:
+def test_permutation_is_a_bijection_for_random_sizes_and_keys(n: int, seed: int) -> None:
     assert is_bijection(permutation(np.arange(n), n, Key.of(seed)))
 
 
 @pytest.mark.parametrize("bits", range(24, 63, 2))
 @pytest.mark.parametrize("offset", [-1, 0, 1, 12_345])
-def test_sampled_indices_of_huge_sizes_stay_distinct_and_inside(bits: int, offset: int) -> None:
+def test_permuted_indices_of_huge_sizes_are_distinct_and_in_range(bits: int, offset: int) -> None:
     n = min(2**bits + offset, MAX_SIZE)
     edges = np.concatenate([np.arange(5_000), np.arange(n - 5_000, n)])
     anywhere = np.random.default_rng(bits).integers(5_000, n - 5_000, 10_000)
@@ -58,7 +58,9 @@ def test_sampled_indices_of_huge_sizes_stay_distinct_and_inside(bits: int, offse
 
 
 @given(n=st.integers(2**20, MAX_SIZE), start=st.floats(0, 1), seed=st.integers(0, 9))
-def test_neighbours_of_any_huge_size_stay_distinct_and_inside(n: int, start: float, seed: int) -> None:
+def test_permuted_consecutive_indices_of_huge_sizes_are_distinct_and_in_range(
+    n: int, start: float, seed: int
+) -> None:
     first = min(int(start * n), n - 500)
     order = permutation(np.arange(first, first + 500), n, Key.of(seed))
     assert order.min() >= 0
@@ -79,7 +81,7 @@ def test_many_small_shuffles_in_one_call_are_each_a_bijection(shuffles: list[tup
 
 
 @given(n=st.integers(2, MAX_SIZE), seed=st.integers(), data=st.data())
-def test_numpy_gives_the_same_as_the_native_library(n: int, seed: int, data: st.DataObject) -> None:
+def test_permutation_by_numpy_equals_the_native_library(n: int, seed: int, data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, 2**64 - 1)), max_size=40))
     indices = np.array([row for row, _ in rows], np.int64)
     tweaks = np.array([tweak for _, tweak in rows], np.uint64) if seed % 2 else None
@@ -97,7 +99,7 @@ def test_numpy_gives_the_same_as_the_native_library(n: int, seed: int, data: st.
 # Keys
 
 
-def test_neighbouring_seeds_and_epochs_have_keys_of_their_own() -> None:
+def test_keys_of_neighbouring_seeds_and_epochs_are_distinct() -> None:
     keys = Counter(Key.of("global", seed, epoch) for seed in range(-20, 80) for epoch in range(100))
     assert max(keys.values()) == 1
 
@@ -105,7 +107,7 @@ def test_neighbouring_seeds_and_epochs_have_keys_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [((1, 11), (11, 1)), (("1",), (1,)), (("a", "b"), ("a, b",)), (("a|int:1",), ("a", 1))]
 )
-def test_different_parts_never_name_the_same_key(one: tuple[str | int, ...], other: tuple[str | int]) -> None:
+def test_keys_made_of_different_parts_are_distinct(one: tuple[str | int, ...], other: tuple[str | int]) -> None:
     assert Key.of(*one) != Key.of(*other)
 
 
@@ -190,7 +192,9 @@ MAKERS = [by_key, by_tweak, by_numpy]
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("n", range(2, 7))
-def test_all_orders_of_few_are_equally_likely(n: int, make: Callable[[int, int], Orders], thorough: bool) -> None:
+def test_all_permutations_of_a_few_elements_are_equally_likely(
+    n: int, make: Callable[[int, int], Orders], thorough: bool
+) -> None:
     every = math.factorial(n)
     orders = make(n, ({6: 15} if thorough else {5: 20, 6: 8}).get(n, 50) * every)
     counts = Counter(map(tuple, orders.tolist()))
@@ -200,7 +204,7 @@ def test_all_orders_of_few_are_equally_likely(n: int, make: Callable[[int, int],
 
 @pytest.mark.parametrize("make", [by_tweak, by_numpy])
 @pytest.mark.parametrize("statistic", [position_by_value, differences, ascents, serial_correlation, parity])
-def test_small_shuffles_are_as_good_as_those_of_numpy(
+def test_small_shuffles_pass_statistical_tests_of_randomness(
     statistic: Callable[[Orders], float], make: Callable[[int, int], Orders], thorough: bool
 ) -> None:
     for n in [*range(3, 35), 40, 49, 60, 63, 64, 65, 66, 97, 100, 127, 128, 129, 180][:: 1 if thorough else 3]:
@@ -210,7 +214,7 @@ def test_small_shuffles_are_as_good_as_those_of_numpy(
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("statistic", [differences, ascents, serial_correlation])
 @pytest.mark.parametrize("n", [1_000, 1_025, 5_000, 65_535, 65_537, 100_003])
-def test_large_shuffles_are_as_good_as_those_of_numpy(
+def test_large_shuffles_pass_statistical_tests_of_randomness(
     n: int, statistic: Callable[[Orders], float], make: Callable[[int, int], Orders]
 ) -> None:
     assert statistic(make(n, max(3, 300_000 // n))) < LIMIT
@@ -218,7 +222,9 @@ def test_large_shuffles_are_as_good_as_those_of_numpy(
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("n", [10_000, 65_537, 100_003])
-def test_every_part_of_an_order_is_from_all_parts_of_the_data(n: int, make: Callable[[int, int], Orders]) -> None:
+def test_every_sixteenth_of_a_permutation_draws_evenly_from_all_sixteenths_of_the_data(
+    n: int, make: Callable[[int, int], Orders]
+) -> None:
     parts = 16
     orders = make(n, max(3, 200_000 // n))
     squares = orders * parts // n + parts * (np.arange(n) * parts // n)
@@ -227,7 +233,7 @@ def test_every_part_of_an_order_is_from_all_parts_of_the_data(n: int, make: Call
 
 
 @pytest.mark.parametrize("n", [10**9, 10**12, 2**40, 2**60 + 2**28, 2**61 + 12_345, MAX_SIZE])
-def test_no_bit_of_where_a_sample_goes_follows_from_a_bit_of_where_it_was(n: int) -> None:
+def test_bits_of_permuted_indices_do_not_correlate_with_bits_of_the_input_indices(n: int) -> None:
     rng = np.random.default_rng(3)
     indices = rng.integers(0, n, 20_000)
 
@@ -243,7 +249,7 @@ def test_no_bit_of_where_a_sample_goes_follows_from_a_bit_of_where_it_was(n: int
 
 
 @pytest.mark.parametrize("n", [10**9, 10**12, 2**61 + 12_345])
-def test_neighbours_in_huge_domains_land_apart(n: int) -> None:
+def test_distances_between_permuted_neighbours_of_huge_sizes_are_uniform(n: int) -> None:
     order = permutation(np.arange(200_000), n, Key.of("neighbours"))
     steps = (np.diff(order) % n) * 0.999999 // (n / 64)
     assert abs(chi_square(np.bincount(steps.astype(np.int64), minlength=64), 63)) < LIMIT
@@ -268,18 +274,18 @@ PINNED = {
 
 
 @pytest.mark.parametrize("n", PINNED)
-def test_the_order_is_the_one_that_was_first_released(n: int) -> None:
+def test_permutation_equals_the_recorded_order_of_the_first_release(n: int) -> None:
     indices = range(n) if n <= 10 else [0, 1, n // 2, n - 1]
     assert permutation(indices, n, Key.of("pinned", 7)).tolist() == PINNED[n]
 
 
-def test_the_order_under_tweaks_and_sizes_is_the_one_that_was_first_released() -> None:
+def test_permutation_with_tweaks_and_sizes_equals_the_recorded_order_of_the_first_release() -> None:
     tweaks = np.repeat(mix(np.array([0, 1], np.uint64)), 5)
     sizes = np.array([5, 5, 5, 5, 5, 4, 4, 4, 4], np.uint64)
     order = permutation([0, 1, 2, 3, 4, 0, 1, 2, 3], 5, Key.of("pinned", 7), tweaks=tweaks[:9], sizes=sizes)
     assert order.tolist() == [4, 2, 3, 1, 0, 1, 3, 0, 2]
 
 
-def test_one_value_is_mixed_as_in_an_array() -> None:
+def test_mix_one_of_a_value_equals_mix_of_an_array() -> None:
     values = [0, 1, 2**63, 2**64 - 1]
     assert list(map(mix_one, values)) == mix(np.array(values, np.uint64)).tolist()

@@ -31,7 +31,7 @@ def order(plan: Plan, epoch: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 7, 64, 500])
 @pytest.mark.parametrize("shuffle", KINDS)
-def test_every_sample_once_for_every_size_up_to_300(shuffle: Any, lanes: int) -> None:
+def test_plan_contains_every_sample_once_for_every_size_up_to_300(shuffle: Any, lanes: int) -> None:
     for n in range(1, 301):
         plan = Plan(n, shuffle=shuffle, seed=n, lanes=lanes, window=1 + n % 17)
         assert Counter(order(plan, epoch=n % 3)) == Counter(range(n)), n
@@ -45,7 +45,7 @@ def test_every_sample_once_for_every_size_up_to_300(shuffle: Any, lanes: int) ->
     lanes=st.integers(1, 700),
     epoch=st.integers(0, 2**70),
 )
-def test_every_sample_once_for_any_blocks(
+def test_plan_contains_every_sample_once_for_any_block_sizes(
     blocks: list[int], shuffle: Any, seed: int, window: int, lanes: int, epoch: int
 ) -> None:
     plan = Plan(blocks, shuffle=shuffle, seed=seed, window=window, lanes=lanes)
@@ -59,7 +59,9 @@ def test_every_sample_once_for_any_blocks(
 )
 @pytest.mark.parametrize("lanes", [1, 2, 5, 2000])
 @pytest.mark.parametrize("window", [1, 2, 3, 10, 10**9, 2**80])
-def test_every_sample_once_with_empty_and_tiny_blocks(blocks: list[int], lanes: int, window: int) -> None:
+def test_windowed_plan_contains_every_sample_once_with_empty_and_tiny_blocks(
+    blocks: list[int], lanes: int, window: int
+) -> None:
     plan = Plan(blocks, shuffle="window", lanes=lanes, window=window)
     for epoch in range(3):
         assert Counter(order(plan, epoch)) == Counter(range(sum(blocks)))
@@ -69,7 +71,7 @@ def test_every_sample_once_with_empty_and_tiny_blocks(blocks: list[int], lanes: 
 @pytest.mark.parametrize("window", [1, 1000, 65536, 2**61])
 @pytest.mark.parametrize("shuffle", KINDS)
 @pytest.mark.parametrize("n", [2**53 + 1, 10**18 + 9, MAX_SIZE - 1, MAX_SIZE])
-def test_positions_of_the_largest_plans_stay_distinct_and_inside(
+def test_sample_ids_of_the_largest_plans_are_distinct_and_in_range(
     n: int, shuffle: Any, window: int, lanes: int
 ) -> None:
     plan = Plan(n, shuffle=shuffle, window=window, lanes=lanes)
@@ -85,7 +87,7 @@ def test_positions_of_the_largest_plans_stay_distinct_and_inside(
 
 
 @pytest.mark.parametrize("shuffle", ["global", "window"])
-def test_seeds_and_epochs_have_orders_of_their_own(shuffle: Any) -> None:
+def test_plan_orders_differ_between_seeds_and_epochs(shuffle: Any) -> None:
     orders = Counter(
         tuple(order(Plan([7] * 10, shuffle=shuffle, seed=seed, window=20), epoch))
         for seed in range(-5, 10)
@@ -94,13 +96,15 @@ def test_seeds_and_epochs_have_orders_of_their_own(shuffle: Any) -> None:
     assert max(orders.values()) == 1
 
 
-def test_without_shuffling_samples_come_as_they_lie() -> None:
+def test_plan_without_shuffle_keeps_the_stored_order_within_each_lane() -> None:
     assert order(Plan([3, 4], shuffle="none"), epoch=8) == list(range(7))
     assert order(Plan(7, shuffle="none", lanes=3)) == [0, 3, 5, 1, 4, 6, 2]
 
 
 @given(blocks=BLOCKS, seed=st.integers(0, 99))
-def test_the_line_is_whole_blocks_in_another_order_each_from_some_row_on(blocks: list[int], seed: int) -> None:
+def test_window_of_1_reads_whole_blocks_in_shuffled_order_each_rotated_to_a_random_first_row(
+    blocks: list[int], seed: int
+) -> None:
     line = order(Plan(blocks, shuffle="window", window=1, seed=seed))
     ends, read = np.cumsum(blocks), Counter[int]()
     place = 0
@@ -113,7 +117,7 @@ def test_the_line_is_whole_blocks_in_another_order_each_from_some_row_on(blocks:
     assert read == Counter(np.flatnonzero(blocks).tolist())
 
 
-def test_samples_are_mixed_across_the_whole_of_their_window() -> None:
+def test_windowed_plan_shuffles_samples_across_each_whole_window() -> None:
     window = 1000
     plan = Plan([100] * 100, shuffle="window", window=window)
     line = {sample: place for place, sample in enumerate(order(Plan([100] * 100, shuffle="window", window=1)))}
@@ -127,7 +131,7 @@ def test_samples_are_mixed_across_the_whole_of_their_window() -> None:
 
 
 @pytest.mark.parametrize("size", [100, 1_000])
-def test_few_blocks_are_open_at_a_time(size: int) -> None:
+def test_windowed_plan_has_few_blocks_open_at_a_time(size: int) -> None:
     window = 2_000
     plan = Plan([size] * (200_000 // size), shuffle="window", window=window)
     blocks = plan.sample_ids(0, np.arange(plan.num_samples)) // size
@@ -140,7 +144,7 @@ def test_few_blocks_are_open_at_a_time(size: int) -> None:
     assert np.cumsum(opened - closed).max() <= window // size + 3
 
 
-def test_window_needs_no_blocks_to_be_given() -> None:
+def test_windowed_plan_without_block_sizes_chooses_its_own_blocks() -> None:
     plan = Plan(10_000, shuffle="window", window=100)
     assert Counter(order(plan)) == Counter(range(10_000))
     assert plan.num_blocks == 100
@@ -157,7 +161,7 @@ def test_window_needs_no_blocks_to_be_given() -> None:
     data=st.data(),
     epoch=st.integers(0, 9),
 )
-def test_a_batch_is_what_one_by_one_gives(
+def test_sample_ids_of_a_list_of_positions_equal_those_of_single_positions(
     blocks: list[int], shuffle: Any, lanes: int, data: st.DataObject, epoch: int
 ) -> None:
     plan = Plan(blocks, shuffle=shuffle, lanes=lanes, window=7)
@@ -168,7 +172,7 @@ def test_a_batch_is_what_one_by_one_gives(
 
 @pytest.mark.parametrize("shuffle", KINDS)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0), (20, 500)])
-def test_ids_are_int64_in_the_shape_of_the_positions(shuffle: Any, shape: tuple[int, ...]) -> None:
+def test_sample_ids_are_int64_in_the_shape_of_the_positions(shuffle: Any, shape: tuple[int, ...]) -> None:
     plan = Plan([4_000, 6_000], shuffle=shuffle, lanes=3, window=100)
     positions = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     ids = plan.sample_ids(0, positions)
@@ -182,7 +186,7 @@ def test_ids_are_int64_in_the_shape_of_the_positions(shuffle: Any, shape: tuple[
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint64", ">i4"])
 @pytest.mark.parametrize("shuffle", KINDS)
-def test_positions_and_blocks_may_have_any_whole_dtype(shuffle: Any, dtype: str) -> None:
+def test_positions_and_block_sizes_may_have_any_integer_dtype(shuffle: Any, dtype: str) -> None:
     plan, same = (Plan(sizes, shuffle=shuffle) for sizes in ([50, 0, 50], np.array([50, 0, 50], dtype)))
     positions = np.arange(100).astype(dtype)
     assert same.fingerprint == plan.fingerprint
@@ -199,13 +203,13 @@ def test_positions_and_blocks_may_have_any_whole_dtype(shuffle: Any, dtype: str)
     ids=repr,
 )
 @pytest.mark.parametrize("shuffle", KINDS)
-def test_positions_that_are_none_are_refused(shuffle: Any, positions: Any) -> None:
+def test_sample_ids_of_invalid_positions_raise_an_error(shuffle: Any, positions: Any) -> None:
     with pytest.raises((ArgumentError, PlanError)):
         Plan(10, shuffle=shuffle, lanes=3).sample_ids(0, positions)
 
 
 @pytest.mark.parametrize("epoch", [-1, 0.0, True, None, "0", np.float64(1), [0]])
-def test_epochs_that_are_none_are_refused(epoch: Any) -> None:
+def test_sample_ids_of_an_invalid_epoch_raise_argument_error(epoch: Any) -> None:
     with pytest.raises(ArgumentError, match="epoch"):
         Plan(10).sample_ids(epoch, [0])
 
@@ -221,7 +225,7 @@ def test_epochs_that_are_none_are_refused(epoch: Any) -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("shuffle", KINDS)
-def test_blocks_that_make_no_plan_are_refused(shuffle: Any, blocks: Any) -> None:
+def test_plan_with_invalid_block_sizes_raises_an_error(shuffle: Any, blocks: Any) -> None:
     with pytest.raises((ArgumentError, PlanError)):
         Plan(blocks, shuffle=shuffle)
 
@@ -235,12 +239,12 @@ def test_blocks_that_make_no_plan_are_refused(shuffle: Any, blocks: Any) -> None
     ],
     ids=repr,
 )
-def test_options_that_make_no_plan_are_refused(options: dict[str, Any]) -> None:
+def test_plan_with_invalid_options_raises_argument_error(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         Plan(10, **options)
 
 
-def test_a_refusal_says_which_block_and_what_was_found() -> None:
+def test_plan_errors_state_the_block_and_the_invalid_values() -> None:
     with pytest.raises(RankfeedError, match=r"(?s)found: -3.*where: block 2"):
         Plan([5, 1, -3, 4])
     with pytest.raises(RankfeedError, match=r"(?s)expected: 0 to 9.*found: -1 to 12"):
@@ -251,7 +255,7 @@ def test_a_refusal_says_which_block_and_what_was_found() -> None:
 
 
 @pytest.mark.parametrize("shuffle", KINDS)
-def test_a_plan_of_a_trillion_samples_is_small_for_the_first_and_the_last_of_16_384_ranks(shuffle: Any) -> None:
+def test_schedules_of_a_trillion_samples_on_16_384_ranks_need_less_than_100_mib(shuffle: Any) -> None:
     blocks = np.full(10**6, 10**6)
 
     def batches() -> list[np.ndarray]:
@@ -271,7 +275,7 @@ def test_a_plan_of_a_trillion_samples_is_small_for_the_first_and_the_last_of_16_
 
 
 @pytest.mark.parametrize("shuffle", ["none", "global"])
-def test_memory_does_not_grow_with_the_number_of_samples(shuffle: Any) -> None:
+def test_memory_of_a_plan_does_not_grow_with_the_number_of_samples(shuffle: Any) -> None:
     def most(samples: int) -> int:
         last = np.arange(samples - 20_000, samples)
         return peak(lambda: len(Plan(samples, shuffle=shuffle, lanes=64).sample_ids(0, last)))[0]
@@ -280,7 +284,7 @@ def test_memory_does_not_grow_with_the_number_of_samples(shuffle: Any) -> None:
 
 
 @pytest.mark.parametrize("shuffle", KINDS)
-def test_a_plan_travels_small_and_reads_on_the_same(shuffle: Any) -> None:
+def test_a_pickled_plan_is_small_and_gives_the_same_order(shuffle: Any) -> None:
     plan = Plan([10] * 1000, shuffle=shuffle, lanes=7, seed=4, window=55)
     before = order(plan, epoch=3)
     text = pickle.dumps(plan)
@@ -302,11 +306,11 @@ BASE: dict[str, Any] = {"blocks": [5, 5, 10], "shuffle": "window", "seed": 1, "w
     ],
     ids=str,
 )
-def test_another_order_has_another_fingerprint(change: dict[str, Any]) -> None:
+def test_plan_fingerprint_changes_with_each_option_that_changes_the_order(change: dict[str, Any]) -> None:
     assert Plan(**{**BASE, **change}).fingerprint != Plan(**BASE).fingerprint
 
 
-def test_the_same_order_has_the_same_fingerprint() -> None:
+def test_plans_with_the_same_order_have_the_same_fingerprint() -> None:
     plan = Plan(**BASE)
     plan.sample_ids(3, [0])
     assert plan.fingerprint == Plan(**{**BASE, "blocks": np.array([5, 5, 10], np.uint8)}).fingerprint
@@ -332,7 +336,9 @@ PINNED_BLOCKS = [3, 0, 4, 1, 6]
         ("window", 3, [2, 6, 7, 0, 10, 13, 3, 5, 12, 4, 8, 11, 1, 9]),
     ],
 )
-def test_the_order_is_the_one_that_was_first_released(shuffle: Any, lanes: int, expected: list[int]) -> None:
+def test_plan_order_version_1_equals_the_recorded_order_of_the_first_release(
+    shuffle: Any, lanes: int, expected: list[int]
+) -> None:
     plan = Plan(PINNED_BLOCKS, shuffle=shuffle, seed=5, window=5, lanes=lanes).with_order(1)
     assert order(plan, epoch=1) == expected
 
@@ -340,7 +346,7 @@ def test_the_order_is_the_one_that_was_first_released(shuffle: Any, lanes: int, 
 FAR_POSITIONS = [0, 1, 2, 10**9, 10**12 - 1]
 
 
-def test_the_order_of_a_trillion_is_the_one_that_was_first_released() -> None:
+def test_plan_order_version_1_of_a_trillion_samples_equals_the_recorded_order() -> None:
     ids = [947174574738, 288543916434, 300561310602, 799614988616, 92613703839]
     assert Plan(10**12, seed=5).sample_ids(1, FAR_POSITIONS).tolist() == ids
     plan = Plan(10**12, shuffle="window", seed=5, lanes=64).with_order(1)
@@ -358,11 +364,11 @@ def test_the_order_of_a_trillion_is_the_one_that_was_first_released() -> None:
         (64, [13, 8, 5, 2, 12, 7, 1, 3, 10, 6, 4, 9, 11, 0]),
     ],
 )
-def test_version_2_of_the_windowed_order_is_the_one_that_was_released(lanes: int, expected: list[int]) -> None:
+def test_windowed_order_version_2_equals_the_recorded_order(lanes: int, expected: list[int]) -> None:
     assert order(Plan(PINNED_BLOCKS, shuffle="window", seed=5, window=5, lanes=lanes), epoch=1) == expected
 
 
-def test_version_2_of_the_order_of_a_trillion_is_the_one_that_was_released() -> None:
+def test_windowed_order_version_2_of_a_trillion_samples_equals_the_recorded_order() -> None:
     plan = Plan(10**12, shuffle="window", seed=5, lanes=64)
     ids = [902145769610, 494853704858, 594329678903, 152782063494, 522940770504]
     assert plan.sample_ids(1, FAR_POSITIONS).tolist() == ids
@@ -372,7 +378,7 @@ def test_version_2_of_the_order_of_a_trillion_is_the_one_that_was_released() -> 
 
 
 @pytest.mark.parametrize("version", [0, 3, -1, "2", None, 1.5])
-def test_versions_of_the_order_that_do_not_exist_are_refused(version: Any) -> None:
+def test_an_unknown_version_of_the_windowed_order_raises_plan_error(version: Any) -> None:
     with pytest.raises(PlanError, match="unknown version of the windowed order"):
         Plan([5] * 9, shuffle="window", window=3).with_order(version)
     plan = Plan([5] * 9)

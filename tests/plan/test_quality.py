@@ -35,7 +35,9 @@ def relative_classes(rows: np.ndarray) -> float:
 @pytest.mark.parametrize("world_size", [1, 4, 16, 64])
 @pytest.mark.parametrize("blocks", [1, 4, 32, 100, 1024])
 @pytest.mark.parametrize("batch_size", [4, 16, 32])
-def test_a_rank_draws_as_from_eight_blocks(blocks: int, world_size: int, batch_size: int) -> None:
+def test_batches_of_a_rank_are_mixed_as_if_drawn_from_eight_random_blocks(
+    blocks: int, world_size: int, batch_size: int
+) -> None:
     plan = window_plan(blocks)
     pieces = blocks * -(-64 // blocks)  # units of equal size
     expected = 8 * (1 - (7 / 8) ** batch_size)
@@ -51,7 +53,7 @@ def test_a_rank_draws_as_from_eight_blocks(blocks: int, world_size: int, batch_s
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8, 16])
-def test_a_rank_reads_its_share_of_the_blocks(world_size: int) -> None:
+def test_a_rank_reads_about_its_share_of_the_blocks_in_an_epoch(world_size: int) -> None:
     blocks = 1024
     plan = window_plan(blocks)
     for batch_size in (4, 10, 16, 64):
@@ -62,7 +64,7 @@ def test_a_rank_reads_its_share_of_the_blocks(world_size: int) -> None:
         assert max(touched) / blocks <= 1.3 * max(1 / world_size, 8 / 64)
 
 
-def test_over_epochs_a_rank_reads_other_blocks() -> None:
+def test_a_rank_reads_different_blocks_in_different_epochs() -> None:
     plan = window_plan(32)
     seen = [set(np.unique(batches(plan, 3, 16, 16, epoch) * 10 // SAMPLES).tolist()) for epoch in range(8)]
     assert len(set.union(*seen)) == 10
@@ -76,7 +78,7 @@ def test_over_epochs_a_rank_reads_other_blocks() -> None:
     lanes=st.sampled_from([1, 7, 64, 1000]),
     seed=st.integers(),
 )
-def test_a_window_that_covers_the_data_is_a_global_shuffle(
+def test_windowed_shuffle_with_a_window_of_all_samples_equals_the_global_shuffle(
     blocks: list[int], world_size: int, batch_size: int, lanes: int, seed: int
 ) -> None:
     samples = sum(blocks)
@@ -112,20 +114,20 @@ def test_lanes_are_at_different_depths_of_their_blocks(blocks: int, world_size: 
     assert abs(np.corrcoef(by_epoch)[0, 1]) < 0.2
 
 
-def test_a_warning_measure_covers_data_that_are_sorted_in_each_block() -> None:
+def test_measure_quality_is_low_for_order_version_1_and_high_for_version_2_on_sorted_blocks() -> None:
     windows = Plan([1600] * 64, shuffle="window", window=100, lanes=64)
     assert measure_quality(windows.with_order(1), batch_size=16, world_size=16).global_classes < 0.3
     assert measure_quality(windows, batch_size=16, world_size=16).global_classes >= 0.9
 
 
-def test_one_giant_block_beside_small_ones_is_mixed_as_pieces() -> None:
+def test_measure_quality_reports_one_giant_block_beside_small_ones_as_mixed() -> None:
     sizes = [1_000_000, *[1] * 999]
     for lanes, ranks in ((64, 4), (20, 1)):
         plan = Plan(sizes, shuffle="window", window=500, lanes=lanes)
         assert measure_quality(plan, batch_size=16, world_size=ranks).is_mixed
 
 
-def test_measures_are_those_of_the_batches() -> None:
+def test_measure_quality_agrees_with_classes_and_blocks_counted_in_batches() -> None:
     plan = window_plan(1024)
     quality = measure_quality(plan, batch_size=16, world_size=16)
     rows = np.concatenate([batches(plan, rank, 16, 16) for rank in (0, 8, 15)])
@@ -144,7 +146,7 @@ def test_measures_are_those_of_the_batches() -> None:
     assert stored.global_classes < 0.2
 
 
-def test_reading_counts_blocks_that_left_the_cache_again() -> None:
+def test_measure_reading_counts_blocks_decoded_again_after_leaving_the_cache() -> None:
     plan = Plan([10] * 100, shuffle="global")
     assert measure_reading(plan, batch_size=10, world_size=2).decoded == 100
     assert measure_reading(plan, batch_size=10, world_size=2).share == 1
@@ -154,7 +156,7 @@ def test_reading_counts_blocks_that_left_the_cache_again() -> None:
     assert (stored.share, stored.decoded) == (1, 100)
 
 
-def test_reading_of_long_epochs_is_estimated() -> None:
+def test_measure_reading_estimates_long_epochs_in_little_memory() -> None:
     plan = Plan([1000] * 40_000, shuffle="window", window=1000, lanes=64)
     most, cost = peak(lambda: measure_reading(plan, batch_size=16, world_size=4, cached_blocks=100))
     assert cost.share == pytest.approx(0.25, rel=0.1)
@@ -162,7 +164,7 @@ def test_reading_of_long_epochs_is_estimated() -> None:
     assert most < 100 << 20
 
 
-def test_more_ranks_than_samples_and_batches_than_samples_are_measured() -> None:
+def test_quality_and_reading_are_measured_for_fewer_samples_than_ranks_or_batch_size() -> None:
     for samples, ranks, size in ((1, 4, 3), (3, 1, 100), (12, 5, 2)):
         quality = measure_quality(Plan(samples), batch_size=size, world_size=ranks)
         assert quality.classes > 0

@@ -122,7 +122,7 @@ def plan_of(n: int) -> Plan:
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("shuffle", ["global", "window"])
-def test_steps_computed_together_are_those_computed_one_by_one(
+def test_schedule_batches_of_several_steps_equal_those_computed_one_by_one(
     tail: Any, lanes: int, shuffle: Any, thorough: bool
 ) -> None:
     for (world_size, batch_size), samples in product(TOPOLOGIES[:: 1 if thorough else 5], (7, 24, 61)):
@@ -138,7 +138,7 @@ def test_steps_computed_together_are_those_computed_one_by_one(
 
 
 @pytest.mark.parametrize("tail", TAILS)
-def test_every_sample_once_in_equal_steps_for_any_topology(tail: str, thorough: bool) -> None:
+def test_schedule_delivers_every_sample_once_in_equal_steps_for_any_topology(tail: str, thorough: bool) -> None:
     sizes = [*range(1, 26), *([64, 121, 255, 256, 300] if thorough else [64, 257])]
     for n, (world_size, batch_size) in product(sizes, TOPOLOGIES[:: 1 if thorough else 3]):
         if n >= world_size or tail == "pad":
@@ -146,7 +146,9 @@ def test_every_sample_once_in_equal_steps_for_any_topology(tail: str, thorough: 
 
 
 @pytest.mark.parametrize("tail", TAILS)
-def test_every_start_of_a_small_epoch_is_scheduled_as_designed(tail: str, thorough: bool) -> None:
+def test_schedule_from_every_start_position_of_a_small_epoch_equals_the_reference_model(
+    tail: str, thorough: bool
+) -> None:
     for n, world_size, batch_size in product((4, 9, 17, *([24] if thorough else [])), (1, 2, 3, 4), (1, 2, 3, 5)):
         for start in range(n + 1):
             hold_to_the_model(plan_of(n), world_size, batch_size, epoch=1, start=start, tail=tail)
@@ -161,7 +163,7 @@ def test_every_start_of_a_small_epoch_is_scheduled_as_designed(tail: str, thorou
     tail=st.sampled_from(TAILS),
     shuffle=st.sampled_from(["none", "global", "window"]),
 )
-def test_any_schedule_is_as_designed(
+def test_random_schedules_equal_the_reference_model(
     n: int, lanes: int, world_size: int, batch_size: int, start: int, tail: str, shuffle: Any
 ) -> None:
     if n >= world_size or tail == "pad":
@@ -170,7 +172,7 @@ def test_any_schedule_is_as_designed(
 
 
 @pytest.mark.parametrize("world_size", [5, 7, 8, 16, 33, 64])
-def test_wide_topologies_are_as_designed(world_size: int) -> None:
+def test_schedules_with_many_ranks_equal_the_reference_model(world_size: int) -> None:
     for n, batch_size, tail in product((64, 65, 100, 129, 200), (1, 2, 3), TAILS):
         hold_to_the_model(plan_of(n), world_size, batch_size, tail=tail)
 
@@ -209,7 +211,7 @@ def resume_from_every_stop(n: int, before: tuple[int, int], after: tuple[int, in
 
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("n", [4, 7, 12, pytest.param(17, marks=pytest.mark.slow)])
-def test_nothing_is_lost_or_repeated_when_resumed_on_other_topologies(n: int, tail: str) -> None:
+def test_resuming_on_another_topology_loses_and_repeats_no_sample(n: int, tail: str) -> None:
     for before, after in product(SMALL, SMALL):
         resume_from_every_stop(n, before, after, tail)
 
@@ -219,7 +221,7 @@ def test_nothing_is_lost_or_repeated_when_resumed_on_other_topologies(n: int, ta
     lanes=st.integers(1, 20),
     legs=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 9), st.integers(0, 9)), max_size=8),
 )
-def test_nothing_is_lost_over_any_chain_of_topologies(
+def test_a_chain_of_resumes_on_changing_topologies_loses_and_repeats_no_sample(
     n: int, lanes: int, legs: list[tuple[int, int, int]]
 ) -> None:
     plan, position, count = Plan(n, lanes=lanes), 0, Counter[int]()
@@ -232,7 +234,7 @@ def test_nothing_is_lost_over_any_chain_of_topologies(
     assert count == Counter(range(n))
 
 
-def test_resuming_on_the_same_topology_goes_on_with_the_same_batches() -> None:
+def test_resuming_on_the_same_topology_gives_the_same_remaining_batches() -> None:
     plan = Plan(101, lanes=4)
     for tail, (world_size, batch_size) in product(TAILS, SMALL):
         ranks = ranks_of(plan, world_size, batch_size, tail=tail)
@@ -252,7 +254,7 @@ def test_resuming_on_the_same_topology_goes_on_with_the_same_batches() -> None:
 
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("whole", [4, 6, 12, pytest.param(24, marks=pytest.mark.slow)])
-def test_the_global_batches_are_the_same_sets_for_any_number_of_ranks(whole: int, tail: str) -> None:
+def test_global_batches_contain_the_same_samples_for_any_number_of_ranks(whole: int, tail: str) -> None:
     # A batch of one row is the design's exception under "even".
     worlds = [w for w in range(1, whole + 1) if whole % w == 0 and (w < whole or tail != "even")]
     for n in [*range(whole, 2 * whole + 3), 3 * whole - 1, 100]:
@@ -297,7 +299,7 @@ TAIL_SIZES: dict[tuple[int, int, int, str], list[list[int]]] = {
 
 
 @pytest.mark.parametrize("epoch", TAIL_SIZES, ids=str)
-def test_the_last_steps_are_those_of_the_tail(epoch: tuple[int, int, int, str]) -> None:
+def test_sizes_of_the_last_steps_of_an_epoch_follow_the_tail_option(epoch: tuple[int, int, int, str]) -> None:
     samples, world_size, batch_size, tail = epoch
     ranks = ranks_of(Plan(samples), world_size, batch_size, tail=tail)
     sizes = [[int(rank.valid(step).sum()) for rank in ranks] for step in range(len(ranks[0]))]
@@ -313,14 +315,14 @@ def test_pad_repeats_an_epoch_smaller_than_a_batch_as_often_as_it_takes() -> Non
 # Asking
 
 
-def test_a_batch_that_is_written_over_stays_right_when_asked_again() -> None:
+def test_writing_into_a_returned_batch_does_not_change_the_schedule() -> None:
     schedule = Schedule(Plan(100), batch_size=10, topology=Topology())
     before = schedule.batch(3).tolist()
     schedule.batch(3)[:] = -1
     assert schedule.batch(3).tolist() == before
 
 
-def test_threads_that_ask_for_different_epochs_and_steps_get_the_right_ones() -> None:
+def test_threads_reading_one_schedule_at_once_get_correct_batches() -> None:
     def epochs() -> list[Schedule]:
         plan = Plan([5, 0, 11] * 100, shuffle="window", window=64, lanes=4)
         return [Schedule(plan, batch_size=4, topology=Topology(0, 2), epoch=epoch) for epoch in range(8)]
@@ -341,7 +343,7 @@ def test_threads_that_ask_for_different_epochs_and_steps_get_the_right_ones() ->
         sys.setswitchinterval(interval)
 
 
-def test_a_schedule_travels_small_and_reads_on_the_same() -> None:
+def test_a_pickled_schedule_is_small_and_gives_the_same_batches() -> None:
     schedule = Schedule(Plan(10**12, lanes=64), batch_size=16_384, topology=Topology(5, 8), start=77)
     before = schedule.batch(1_000)
     text = pickle.dumps(schedule)
@@ -351,7 +353,7 @@ def test_a_schedule_travels_small_and_reads_on_the_same() -> None:
 
 @pytest.mark.parametrize("step", [-1, 5, 2**70, 1.0, True, None, "0"])
 @pytest.mark.parametrize("ask", ["batch", "valid", "global_batch", "position_after", "first_position"])
-def test_steps_that_there_are_not_are_refused(ask: str, step: Any) -> None:
+def test_schedule_with_an_invalid_step_raises_an_error(ask: str, step: Any) -> None:
     with pytest.raises((ArgumentError, PlanError), match="step"):
         getattr(Schedule(Plan(10), batch_size=2, topology=Topology()), ask)(step)
 
@@ -365,20 +367,20 @@ def test_steps_that_there_are_not_are_refused(ask: str, step: Any) -> None:
     ],
     ids=str,
 )
-def test_options_that_make_no_schedule_are_refused(options: dict[str, Any]) -> None:
+def test_schedule_with_invalid_options_raises_an_error(options: dict[str, Any]) -> None:
     with pytest.raises((ArgumentError, PlanError)):
         Schedule(Plan(10), **{"batch_size": 2, "topology": Topology(), **options})
 
 
 @pytest.mark.parametrize("tail", ["even", "drop"])
-def test_an_epoch_with_fewer_samples_than_ranks_is_refused_with_a_remedy(tail: Any) -> None:
+def test_schedule_with_fewer_samples_than_ranks_raises_plan_error_suggesting_pad(tail: Any) -> None:
     with pytest.raises(PlanError, match=r"(?s)fewer samples than there are ranks.*pad"):
         Schedule(Plan(3), batch_size=2, topology=Topology(0, 4), tail=tail)
     with pytest.raises(PlanError, match="fewer samples than there are ranks"):
         Schedule(Plan(3), batch_size=2, topology=Topology(0, 4), tail=tail, start=3)
 
 
-def test_numpy_integers_count_as_integers() -> None:
+def test_schedule_accepts_numpy_integers() -> None:
     schedule = Schedule(
         Plan(np.int64(30)), batch_size=np.int32(4), topology=Topology(0, 2), epoch=np.uint8(1), start=np.int64(2)
     )
@@ -388,7 +390,7 @@ def test_numpy_integers_count_as_integers() -> None:
 
 
 @pytest.mark.parametrize("tail", TAILS)
-def test_every_rank_knows_the_rows_of_all_ranks(tail: str, thorough: bool) -> None:
+def test_schedule_shares_gives_rows_and_valid_rows_of_all_ranks_on_every_rank(tail: str, thorough: bool) -> None:
     for (world_size, batch_size), samples in product(TOPOLOGIES, range(4, 40, 1 if thorough else 5)):
         ranks = ranks_of(Plan(samples), world_size, batch_size, tail=tail)
         for step in range(len(ranks[0])):
@@ -396,7 +398,7 @@ def test_every_rank_knows_the_rows_of_all_ranks(tail: str, thorough: bool) -> No
             assert all(rank.shares(step) == wanted for rank in ranks)
 
 
-def test_an_error_says_in_which_epoch_and_on_which_rank() -> None:
+def test_schedule_errors_state_the_epoch_and_the_rank() -> None:
     topology = Topology(rank=1, world_size=3)
     plan = Plan(2)
     with pytest.raises(PlanError, match="where: epoch 4, rank 1 of 3"):

@@ -33,27 +33,27 @@ def moved(seen: Sequence[ProcessReport], which: int, /, **places: int | str) -> 
 
 
 @pytest.mark.parametrize("per_node", [(1,), (4,), (2, 2), (3, 1), (1, 1, 1), (2, 5, 1)])
-def test_a_launch_of_any_shape_agrees(per_node: tuple[int, ...]) -> None:
+def test_reports_of_a_consistent_launch_of_any_shape_have_no_contradictions(per_node: tuple[int, ...]) -> None:
     assert find_contradictions(world(*per_node)) == []
 
 
-def test_several_nodes_on_one_host_agree() -> None:
+def test_several_nodes_on_one_host_are_no_contradiction() -> None:
     assert find_contradictions([replace(one, host="vm") for one in world(2, 2)]) == []
 
 
-def test_virtual_local_ranks_agree() -> None:
+def test_local_rank_0_on_every_rank_is_no_contradiction() -> None:
     seen = world(3)
     assert find_contradictions([moved(seen, rank, local_rank=0)[rank] for rank in range(3)]) == []
 
 
-def test_inferred_places_contradict_nothing() -> None:
+def test_inferred_node_numbers_are_no_contradiction() -> None:
     # Two processes on one host and one on the other, where MPI says no node.
     seen = world(2, 1, known=False)
     assert find_contradictions(moved(seen, 2, node=2, num_nodes=3)) == []
 
 
 @pytest.mark.parametrize("rank", range(1, 4))
-def test_a_rank_that_did_not_report_is_named(rank: int) -> None:
+def test_find_contradictions_names_a_rank_that_did_not_report(rank: int) -> None:
     seen = [replace(one, local_known=False) for one in world(2, 2)]
     assert find_contradictions([one for one in seen if one is not seen[rank]]) == [f"rank {rank} did not report"]
 
@@ -84,7 +84,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_contradictions_are_named(case: str) -> None:
+def test_find_contradictions_describes_each_kind_of_contradiction_between_ranks(case: str) -> None:
     seen, words = WRONG[case]
     said = "\n".join(find_contradictions(seen))
     assert all(word in said for word in words), said

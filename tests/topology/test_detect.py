@@ -207,7 +207,7 @@ LEGITIMATE = {
 
 
 @pytest.mark.parametrize("case", LEGITIMATE)
-def test_variables_of_real_launchers_give_their_topology(case):
+def test_detect_returns_the_topology_from_the_environment_variables_of_each_launcher(case):
     environ, expected = LEGITIMATE[case]
     assert detect(environ) == parse(expected)
 
@@ -322,7 +322,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_incomplete_and_contradictory_variables_are_an_error_that_names_them(case):
+def test_incomplete_or_contradictory_environment_variables_raise_a_topology_error_naming_them(case):
     environ, parts = REFUSED[case]
     with pytest.raises(TopologyError) as caught:
         detect(environ)
@@ -345,7 +345,7 @@ def test_incomplete_and_contradictory_variables_are_an_error_that_names_them(cas
     ],
     ids=["srun", "srun, one a node", "mpirun", "mpirun_rsh", "jsrun"],
 )
-def test_variables_of_an_ended_launch_never_make_a_process_a_world_of_its_own(stale, launch):
+def test_stale_variables_of_an_earlier_launch_that_contradict_the_current_one_raise_topology_error(stale, launch):
     for environ in launch:
         if stale.keys() & environ.keys():
             continue  # the launcher sets these itself
@@ -354,7 +354,7 @@ def test_variables_of_an_ended_launch_never_make_a_process_a_world_of_its_own(st
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
-def test_a_slurm_step_of_any_shape_is_seen_whole(counts):
+def test_ranks_nodes_and_local_ranks_are_detected_for_slurm_steps_with_any_tasks_per_node(counts):
     per_node = ",".join(map(str, counts))
     seen = [detect(slurm(rank, per_node)) for rank in range(sum(counts))]
     assert Counter(topology.rank for topology in seen) == Counter(range(sum(counts)))
@@ -366,7 +366,7 @@ def test_a_slurm_step_of_any_shape_is_seen_whole(counts):
 
 
 @given(st.integers(1, 6), st.integers(1, 6))
-def test_nodes_are_worked_out_from_local_ranks(nodes, local_size):
+def test_node_numbers_are_inferred_from_open_mpi_local_ranks(nodes, local_size):
     size = nodes * local_size
     seen = [detect(openmpi(rank, size, rank % local_size, local_size)) for rank in range(size)]
     assert Counter((t.node, t.local_rank) for t in seen) == Counter(
@@ -388,13 +388,13 @@ VALUES = st.sampled_from(["0", "1", "2", "4", "-1", "", "x", "2(x2)"])
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES))
-def test_any_environment_gives_a_topology_or_a_topology_error(environ):
+def test_detect_on_random_environments_returns_a_valid_topology_or_raises_topology_error(environ):
     with contextlib.suppress(TopologyError):
         topology = Topology.detect(environ)
         assert 0 <= topology.rank < topology.world_size
 
 
-def test_an_environment_that_is_given_is_all_that_counts(monkeypatch):
+def test_detect_with_an_environ_argument_ignores_os_environ_and_the_process_group(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setitem(sys.modules, "torch.distributed", group(3, 4))
@@ -429,7 +429,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("case", GROUPS)
-def test_an_initialised_process_group_wins(clean, monkeypatch, case):
+def test_rank_and_world_size_of_an_initialised_process_group_override_the_environment(clean, monkeypatch, case):
     environ, (rank, size), expected = GROUPS[case]
     for name, value in environ.items():
         monkeypatch.setenv(name, str(value))
@@ -437,7 +437,7 @@ def test_an_initialised_process_group_wins(clean, monkeypatch, case):
     assert Topology.detect() == parse(expected)
 
 
-def test_a_process_group_that_is_not_there_yet_is_not_asked(clean, monkeypatch):
+def test_detect_uses_the_environment_if_the_process_group_is_not_initialised(clean, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     for module in (group(3, 4, initialised=False), SimpleNamespace(is_available=lambda: False), SimpleNamespace()):

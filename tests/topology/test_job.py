@@ -40,23 +40,23 @@ def in_environ(environ: dict[str, str], function: Callable[[], str]) -> str:
         ({"HOME": "/root"}, ""),
     ],
 )
-def test_a_launch_is_identified_by_what_its_launcher_sets(environ: dict[str, str], expected: str) -> None:
+def test_launch_id_is_built_from_the_variables_of_the_launcher(environ: dict[str, str], expected: str) -> None:
     assert launch_id(environ) == expected
 
 
 @pytest.mark.parametrize("environ", [{"PMI_RANK": "0"}, {**AGENT, "WORLD_SIZE": "8"}])
-def test_a_launcher_without_an_identifier_is_the_parent_process(environ: dict[str, str]) -> None:
+def test_launch_id_is_the_parent_process_if_the_launcher_sets_no_identifier(environ: dict[str, str]) -> None:
     assert launch_id(environ).startswith("parent ")
     assert job_id(environ).startswith("on ")
 
 
-def test_a_job_is_its_launch_or_the_address_of_its_rank_0() -> None:
+def test_job_id_is_the_launch_id_or_the_master_address_and_port() -> None:
     assert job_id(STEP) == launch_id(STEP)
     assert job_id({"PMI_RANK": "0", **ADDRESS}) == "node1:5000"
     assert job_id({}) == ""
 
 
-def test_parents_on_several_hosts_do_not_distinguish_jobs() -> None:
+def test_is_same_job_is_none_for_parent_processes_on_different_hosts() -> None:
     assert [job.is_same_job("a:1", other) for other in ("a:1", "a:2", "")] == [True, False, None]
     assert job.is_same_job("on host1 parent 5", "on host2 parent 5") is None
     assert job.is_same_job("on host1 parent 5", "on host1 parent 6") is False

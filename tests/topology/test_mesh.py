@@ -45,7 +45,9 @@ SHAPE = (2, 3, 2, 2)
     ],
 )
 @pytest.mark.parametrize("local_size", [1, 2, 4, 8, 12, 24])
-def test_ranks_are_row_major_over_the_dimensions_asked_for(monkeypatch, dims, rank_of, world_size, local_size):
+def test_from_mesh_ranks_are_row_major_over_the_selected_mesh_dimensions(
+    monkeypatch, dims, rank_of, world_size, local_size
+):
     seen = Counter()
     for rank in range(24):
         stand_at(monkeypatch, rank, 24, local_size)
@@ -57,7 +59,7 @@ def test_ranks_are_row_major_over_the_dimensions_asked_for(monkeypatch, dims, ra
     assert seen == Counter(dict.fromkeys(range(world_size), 24 // world_size))
 
 
-def test_local_ranks_count_the_coordinates_on_a_node(monkeypatch):
+def test_from_mesh_local_ranks_count_the_distinct_mesh_coordinates_on_each_node(monkeypatch):
     seen = []
     for rank in range(8):
         stand_at(monkeypatch, rank, 8, 4)
@@ -77,17 +79,17 @@ def test_local_ranks_count_the_coordinates_on_a_node(monkeypatch):
         (("dp", "dp"), "name each dimension once"),
     ],
 )
-def test_a_dimension_that_cannot_be_meant_is_refused_with_those_there_are(dims, message):
+def test_from_mesh_with_an_invalid_dimension_raises_topology_error_listing_the_mesh_dimensions(dims, message):
     with pytest.raises(TopologyError, match=message) as caught:
         Topology.from_mesh(mesh_of(0, (2, 2), ("dp", "tp")), dims)
     assert "'dp', 'tp'" in str(caught.value)
 
 
-def test_a_mesh_without_names_is_refused():
+def test_from_mesh_without_mesh_dim_names_raises_topology_error():
     with pytest.raises(TopologyError, match="mesh_dim_names"):
         Topology.from_mesh(mesh_of(0, (2, 2), None), "dp")
 
 
-def test_a_process_outside_the_mesh_is_told_so():
+def test_from_mesh_in_a_process_outside_the_mesh_raises_topology_error():
     with pytest.raises(TopologyError, match="not part of the mesh"):
         Topology.from_mesh(mesh_of(7, (2, 2), ("dp", "tp")), "dp")
