@@ -58,7 +58,9 @@ def without_copies_ahead(folder: Path, **options: Any) -> rf.Loader:
 
 @pytest.mark.parametrize("workers", [0, slow(1), 3])
 @pytest.mark.parametrize("options", [{}, {"bytes_as": "view"}, {"ragged": "nested"}, {"ragged": "list"}])
-def test_batches_are_those_that_are_not_copied_ahead(folder: Path, workers: int, options: dict[str, Any]) -> None:
+def test_batches_copied_ahead_equal_batches_copied_on_demand(
+    folder: Path, workers: int, options: dict[str, Any]
+) -> None:
     ours, theirs = loader(folder, num_workers=workers, **options), without_copies_ahead(folder, **options)
     for _ in range(2):
         kept = list(ours)  # none is overwritten by a later one
@@ -69,7 +71,7 @@ def test_batches_are_those_that_are_not_copied_ahead(folder: Path, workers: int,
             assert same(one, other)
 
 
-def test_an_iteration_that_is_left_waits_for_the_copies_that_were_begun(folder: Path) -> None:
+def test_breaking_out_of_an_iteration_with_pending_copies_does_not_corrupt_a_kept_batch(folder: Path) -> None:
     ours = loader(folder, num_workers=2)
     expected = next(iter(without_copies_ahead(folder)))
     for taken in range(20):
@@ -82,7 +84,9 @@ def test_an_iteration_that_is_left_waits_for_the_copies_that_were_begun(folder: 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_next_batches_are_copied_ahead(folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_next_call_starts_copies_of_later_batches(
+    folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if workers == 0 and cpus_per_process(1) == 1:
         pytest.skip("needs a second CPU")
     begun, add = list[PendingCopies](), PendingCopies.add
@@ -92,7 +96,7 @@ def test_the_next_batches_are_copied_ahead(folder: Path, workers: int, monkeypat
 
 
 @pytest.mark.parametrize("folder", ["small"], indirect=True)
-def test_only_ranks_that_share_cpus_ask_for_longer_time_slices(folder: Path) -> None:
+def test_only_ranks_that_share_cpus_request_longer_scheduler_time_slices(folder: Path) -> None:
     script = f"""
         import os, re
         import rankfeed as rf
@@ -118,7 +122,7 @@ def test_only_ranks_that_share_cpus_ask_for_longer_time_slices(folder: Path) -> 
 
 
 @pytest.mark.parametrize("folder", ["small"], indirect=True)
-def test_without_workers_and_a_second_cpu_nothing_is_copied_ahead(folder: Path) -> None:
+def test_no_batch_is_copied_ahead_without_workers_and_a_second_cpu(folder: Path) -> None:
     """Where the CPUs are as many as the ranks, and where the process is bound to one of them."""
     script = f"""
         import os
@@ -140,7 +144,7 @@ def test_without_workers_and_a_second_cpu_nothing_is_copied_ahead(folder: Path) 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_truncated_file_is_an_error_of_the_step_that_reads_it(tmp_path: Path, workers: int) -> None:
+def test_a_truncated_file_raises_corrupt_error_after_the_readable_batches(tmp_path: Path, workers: int) -> None:
     rows = ({"x": np.full(4096, i, np.float32)} for i in range(400))
     rf.write(rows, tmp_path / "data", shard_bytes=2_000_000, progress=False)
     ours = rf.Loader(rf.open(tmp_path / "data"), 32, num_workers=workers, topology=rf.Topology())
@@ -166,7 +170,7 @@ def copies(count: int) -> tuple[PendingCopies, list[np.ndarray[Any, Any]], np.nd
     return pending, outs, values
 
 
-def test_a_thread_that_waits_for_copies_makes_some_of_them() -> None:
+def test_a_thread_that_waits_for_pending_copies_helps_copying() -> None:
     def share() -> float:
         pending, outs, values = copies(20)
         before = time.thread_time()
@@ -179,7 +183,7 @@ def test_a_thread_that_waits_for_copies_makes_some_of_them() -> None:
     assert any(share() > 0.05 for _ in range(50))
 
 
-def test_a_forked_process_does_not_wait_for_copies_of_its_parent() -> None:
+def test_a_forked_child_does_not_hang_on_pending_copies_of_its_parent() -> None:
     for _ in range(5):
         pending, outs, values = copies(20)
         child = os.fork()
@@ -192,7 +196,7 @@ def test_a_forked_process_does_not_wait_for_copies_of_its_parent() -> None:
         assert all((out == values).all() for out in outs)
 
 
-def test_copies_are_made_at_once_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_made_synchronously_if_no_copy_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     class Library:
         def __getattr__(self, name: str) -> Any:
             return (lambda *_: 0) if name == "rankfeed_submit" else getattr(native_library(), name)
@@ -203,7 +207,7 @@ def test_copies_are_made_at_once_where_no_thread_can_be_started(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("folder", ["bytes"], indirect=True)
-def test_a_process_ends_while_copies_are_made(folder: Path) -> None:
+def test_a_process_exits_cleanly_while_copies_are_pending(folder: Path) -> None:
     script = f"""
         import rankfeed as rf
         batches = iter(rf.Loader(rf.open({str(folder)!r}), 8, num_workers=2, topology=rf.Topology()))
@@ -215,7 +219,7 @@ def test_a_process_ends_while_copies_are_made(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_the_look_up_copies_is_there_when_it_is_used(tmp_path: Path) -> None:
+def test_hugging_face_indices_copied_ahead_are_complete_before_rows_are_looked_up(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     folder, order = tmp_path / "data", np.random.default_rng(1).permutation(30_000)
     datasets.Dataset.from_dict({"n": np.arange(30_000)}).save_to_disk(folder)
@@ -230,7 +234,7 @@ def test_what_the_look_up_copies_is_there_when_it_is_used(tmp_path: Path) -> Non
     assert np.array_equal(np.concatenate([batch["n"].numpy() for batch in ours]), order)
 
 
-def test_the_time_of_copies_is_that_of_the_source(folder: Path) -> None:
+def test_stats_count_copy_time_as_source_seconds(folder: Path) -> None:
     ours = loader(folder, num_workers=1)
     found = PendingCopies.wait
 
@@ -245,7 +249,7 @@ def test_the_time_of_copies_is_that_of_the_source(folder: Path) -> None:
     assert ours.stats()["source_seconds"] > steps / 40  # several steps are one copy
 
 
-def test_two_iterations_at_once_and_torch_threads(folder: Path) -> None:
+def test_two_concurrent_iterators_give_equal_batches_while_torch_uses_threads(folder: Path) -> None:
     ours = loader(folder, num_workers=2)
     steps = 0
     for one, other in zip(ours, ours, strict=True):

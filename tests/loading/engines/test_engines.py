@@ -51,7 +51,9 @@ def place_of(sample_id: int, world_size: int) -> tuple[int, int]:
 
 
 @every_engine
-def test_a_transform_that_raises_names_sample_rank_and_step(engine: dict[str, Any]) -> None:
+def test_a_transform_that_raises_gives_a_transform_error_naming_sample_rank_and_step(
+    engine: dict[str, Any],
+) -> None:
     rank, step = place_of(13, 2)
     loader = feed(rank, 2, transform=bad_at_13, **engine)
     iterator = iter(loader)
@@ -145,7 +147,9 @@ FAILING: list[tuple[dict[str, Any], str]] = [
 
 
 @every_engine
-def test_functions_that_fail_are_an_error_with_the_sample_and_the_step(engine: dict[str, Any]) -> None:
+def test_failing_transform_and_collate_functions_raise_transform_error_with_sample_and_step(
+    engine: dict[str, Any],
+) -> None:
     for options, parts in FAILING:
         with pytest.raises(errors.TransformError, match=f"(?s){parts}"):
             list(feed(**options, **engine))
@@ -153,7 +157,7 @@ def test_functions_that_fail_are_an_error_with_the_sample_and_the_step(engine: d
 
 
 @every_engine
-def test_a_dataset_or_stream_that_calls_sys_exit_is_an_error(engine: dict[str, Any]) -> None:
+def test_a_dataset_or_stream_that_calls_sys_exit_raises_source_or_stream_error(engine: dict[str, Any]) -> None:
     with pytest.raises(errors.SourceError, match=r"(?s)SystemExit: 0.*sample 13"):
         list(Loader(from_dataset(Exits()), 5, **engine))
     with pytest.raises(errors.StreamError, match="SystemExit: 0"):
@@ -161,14 +165,14 @@ def test_a_dataset_or_stream_that_calls_sys_exit_is_an_error(engine: dict[str, A
 
 
 @every_engine
-def test_any_other_exception_of_user_code_ends_the_iteration_at_once(engine: dict[str, Any]) -> None:
+def test_a_base_exception_of_the_transform_ends_the_iteration(engine: dict[str, Any]) -> None:
     processes = engine.get("worker_kind") == "process"
     with pytest.raises(errors.WorkerError if processes else Interrupted, match="thirteen"):
         list(feed(transform=interrupted_at_13, **engine))
 
 
 @every_engine
-def test_after_an_error_the_loader_can_be_iterated_anew(engine: dict[str, Any]) -> None:
+def test_a_loader_can_be_iterated_again_after_a_transform_error(engine: dict[str, Any]) -> None:
     loader = feed(transform=bad_at_13, **engine)
     for _ in range(2):
         with pytest.raises(errors.TransformError):
@@ -179,7 +183,7 @@ def test_after_an_error_the_loader_can_be_iterated_anew(engine: dict[str, Any]) 
 
 
 @every_engine
-def test_a_source_that_cannot_be_read_says_why_in_every_engine(engine: dict[str, Any]) -> None:
+def test_a_corrupt_source_raises_its_own_error_in_every_engine(engine: dict[str, Any]) -> None:
     loader = Loader(Broken(50), 4, topology=Topology(), **engine)
     iterator = iter(loader)
     take(iterator, 5)
@@ -212,14 +216,14 @@ def test_batches_are_the_same_bytes_in_every_engine(engine: dict[str, Any], opti
     assert same(list(feed(1, 3, **options, **engine)), list(feed(1, 3, **options)))
 
 
-def test_a_batch_that_cannot_be_sent_says_so_at_once() -> None:
+def test_a_batch_that_cannot_be_pickled_raises_worker_error_naming_the_step() -> None:
     loader = feed(collate_fn=not_picklable, num_workers=2, worker_kind="process")
     with pytest.raises(errors.WorkerError, match=r"(?s)cannot be sent.*lock.*rank 0, step 0"):
         list(loader)
     assert next(iter(feed(collate_fn=not_picklable, num_workers=1)))["lock"].acquire()
 
 
-def test_a_thread_engine_works_in_a_process_forked_after_it_ran() -> None:
+def test_a_loader_with_worker_threads_works_in_a_child_forked_during_iteration() -> None:
     loader = feed(num_workers=2)
     iterator = iter(loader)
     expected = delivered([next(iterator)])
@@ -239,7 +243,7 @@ def test_a_thread_engine_works_in_a_process_forked_after_it_ran() -> None:
     assert len(delivered(list(iterator))) == 50 - len(expected)
 
 
-def test_a_loader_can_be_iterated_in_a_thread() -> None:
+def test_a_loader_can_be_iterated_outside_the_main_thread() -> None:
     for engine in ENGINES:
         loader, out = feed(**engine), []
         thread = threading.Thread(target=lambda loader=loader, out=out: out.extend(loader))
@@ -248,7 +252,7 @@ def test_a_loader_can_be_iterated_in_a_thread() -> None:
         assert_once(delivered(out), 50)
 
 
-def test_an_engine_left_early_ends_its_threads() -> None:
+def test_worker_threads_end_after_breaking_out_of_the_loader() -> None:
     before = threading.active_count()
     loader = feed(num_workers=3, size=2000)
     for _ in range(5):
@@ -295,7 +299,7 @@ list(iterator)
 
 
 @pytest.mark.parametrize(("ending", "status"), [("error", 1), slow("exit", 5)])
-def test_a_transform_or_stream_that_hangs_does_not_keep_the_process_alive(ending: str, status: int) -> None:
+def test_a_hanging_transform_or_stream_does_not_keep_the_process_from_exiting(ending: str, status: int) -> None:
     script = [sys.executable, "-c", HANGING, ending]
     done = subprocess.run(script, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout) == (status, "0\n"), done.stderr
@@ -303,7 +307,7 @@ def test_a_transform_or_stream_that_hangs_does_not_keep_the_process_alive(ending
     assert "Exception ignored" not in done.stderr
 
 
-def test_a_stream_is_not_begun_again_while_an_iteration_left_early_still_reads_it() -> None:
+def test_a_stream_is_not_reopened_while_the_thread_of_an_abandoned_iteration_still_reads_it() -> None:
     reading, free = threading.Event(), threading.Event()
     order: list[str] = []
 
@@ -325,7 +329,7 @@ def test_a_stream_is_not_begun_again_while_an_iteration_left_early_still_reads_i
     assert order == ["begun", "read", "begun", "read"]
 
 
-def test_forking_while_threads_make_small_batches_in_groups_leaves_no_lock_behind() -> None:
+def test_a_child_forked_while_worker_threads_build_batches_can_iterate_without_deadlock() -> None:
     loader = feed(size=4000, batch_size=2, num_workers=3)
     take(iter(loader), 200)  # by now batches are made a few at a time
     iterator = iter(loader)
@@ -341,6 +345,6 @@ def test_forking_while_threads_make_small_batches_in_groups_leaves_no_lock_behin
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_two_iterations_at_once_end_the_same_trial_of_a_mode() -> None:
+def test_two_concurrent_iterators_during_engine_tuning_give_equal_batches() -> None:
     loader = feed(size=64, batch_size=1, transform=slowly, num_workers=1)
     assert all(same(one, other) for one, other in zip(loader, loader, strict=True))

@@ -116,7 +116,7 @@ def run(code: str, *arguments: str, timeout: float = 100) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_worker_killed_once_is_replaced_and_its_batches_are_made_again(tmp_path: Path) -> None:
+def test_a_killed_worker_process_is_replaced_and_its_batches_are_built_again(tmp_path: Path) -> None:
     expected = list(feed())
     loader = feed(transform=FatalOnce(tmp_path, 3, 14, 15, 40), **WORKERS)
     assert same(list(loader), expected)
@@ -124,7 +124,7 @@ def test_a_worker_killed_once_is_replaced_and_its_batches_are_made_again(tmp_pat
     assert loader.epoch == 1
 
 
-def test_a_worker_that_always_dies_is_an_error_that_names_rank_and_step() -> None:
+def test_a_worker_that_dies_three_times_raises_worker_error_naming_rank_and_step() -> None:
     ids = delivered(list(feed(1, 2, size=50))), delivered(list(feed(0, 2, size=50)))
     rank = 1 if 13 in ids[0] else 0
     loader = feed(rank, 2, transform=fatal_at_13, **WORKERS)
@@ -181,7 +181,7 @@ def test_all_batches_before_one_that_fails_are_delivered(how: str, number: int, 
 
 @pytest.mark.parametrize("number", [90, *map(slow, (64, 112, 119))])
 @pytest.mark.parametrize("prefetch_factor", [1, 2])
-def test_a_worker_that_dies_with_several_requests_is_replaced(
+def test_a_worker_that_dies_with_several_pending_requests_is_replaced_without_losing_batches(
     number: int, prefetch_factor: int, tmp_path: Path
 ) -> None:
     marker = tmp_path / "marker"
@@ -191,7 +191,7 @@ def test_a_worker_that_dies_with_several_requests_is_replaced(
     assert marker.exists()
 
 
-def test_more_requests_than_a_socket_holds_do_not_block_it() -> None:
+def test_more_prefetch_requests_than_a_socket_buffer_holds_do_not_deadlock() -> None:
     for batch_size in (1, 7):
         loader = rf.Loader([{"x": x} for x in range(3000)], batch_size, **WORKERS, prefetch_factor=1000)
         iterator = iter(loader)
@@ -200,7 +200,7 @@ def test_more_requests_than_a_socket_holds_do_not_block_it() -> None:
         assert first + [x for batch in iterator for x in batch["x"].tolist()] == list(range(3000))
 
 
-def test_a_forked_child_cannot_continue_an_iterator_and_its_parent_can() -> None:
+def test_an_iterator_raises_worker_error_in_a_forked_child_and_continues_in_the_parent() -> None:
     iterator = numbers(single())
     assert next(iterator) == 0
     pid = os.fork()
@@ -233,7 +233,7 @@ print(len(list(loader)))
 """
 
 
-def test_a_rank_that_a_broken_pipe_would_kill_survives_its_workers_and_their_server() -> None:
+def test_a_rank_with_default_sigpipe_survives_the_death_of_its_workers_and_their_server() -> None:
     assert run(PIPES) == 13
 
 
@@ -246,7 +246,7 @@ def test_workers_killed_between_epochs_are_replaced() -> None:
     assert same(list(loader), list(expected))
 
 
-def test_workers_stay_for_the_next_epoch() -> None:
+def test_worker_processes_are_reused_for_the_next_epoch() -> None:
     loader = feed(transform=slowly, id_column=None, columns=["y"], **WORKERS)
     pids = [{pid for batch in loader for pid in batch["pid"].tolist()} for _ in range(3)]
     assert pids[0] == pids[1] == pids[2]
@@ -259,7 +259,7 @@ def test_an_epoch_resumed_near_its_end_does_not_leave_the_next_with_fewer_worker
     assert len({pid for batch in loader for pid in batch["pid"].tolist()}) == 2
 
 
-def test_breaking_out_ends_the_workers_and_iterating_anew_gives_the_same_batches() -> None:
+def test_breaking_out_ends_the_workers_and_iterating_again_gives_the_same_batches() -> None:
     loader = feed(**WORKERS)
     expected = list(feed())
     for stop in (1, 4, 7):
@@ -271,7 +271,7 @@ def test_breaking_out_ends_the_workers_and_iterating_anew_gives_the_same_batches
     assert same(list(loader), expected)
 
 
-def test_a_loader_that_is_dropped_takes_its_workers_with_it() -> None:
+def test_worker_processes_end_when_the_loader_is_garbage_collected() -> None:
     loader = feed(**WORKERS)
     list(loader)
     running = workers()
@@ -281,7 +281,7 @@ def test_a_loader_that_is_dropped_takes_its_workers_with_it() -> None:
     assert gone(running)
 
 
-def test_a_forked_child_leaves_the_workers_of_its_parent_alone() -> None:
+def test_a_forked_child_that_iterates_the_loader_does_not_use_or_end_the_workers_of_its_parent() -> None:
     loader = feed(**WORKERS)
     expected = list(feed())
     assert same(list(loader), expected)
@@ -333,13 +333,13 @@ def _loop_that_raises() -> None:
         raise RuntimeError("of the loop")
 
 
-def test_lambdas_and_closures_work() -> None:
+def test_lambdas_and_closures_work_as_transforms_in_worker_processes() -> None:
     offset = 1
     loader = feed(transform=lambda sample: {"y": sample["y"] + offset}, **WORKERS)
     assert next(iter(loader))["y"].tolist() == [each * 10 + 1 for each in delivered([next(iter(feed()))])]
 
 
-def test_what_cannot_be_pickled_is_refused_before_the_first_batch() -> None:
+def test_a_transform_that_cannot_be_pickled_raises_argument_error_before_the_first_batch() -> None:
     lock = threading.Lock()
     with pytest.raises(errors.ArgumentError, match=r"(?s)cannot be sent to a worker process.*cannot pickle.*lock"):
         next(iter(feed(transform=lambda sample: sample if lock else None, **WORKERS)))
@@ -390,7 +390,9 @@ print(len({pair.pid for batch in batches for pair in batch}))
         soak("script", "0"),
     ],
 )
-def test_functions_and_classes_of_a_script_without_a_main_guard(how: str, inline: str, tmp_path: Path) -> None:
+def test_worker_processes_run_functions_and_classes_of_a_script_without_a_main_guard(
+    how: str, inline: str, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = {"script": [str(script), inline], "stdin": ["-", inline], "-c": ["-c", SCRIPT, inline]}[how]
@@ -433,7 +435,7 @@ if __name__ == "__main__":
     "method",
     ["spawn", slow("forkserver"), soak("fork")],
 )
-def test_a_process_that_multiprocessing_started_has_workers(method: str, tmp_path: Path) -> None:
+def test_a_process_started_by_multiprocessing_can_use_worker_processes(method: str, tmp_path: Path) -> None:
     before = left_over()
     script = tmp_path / "script.py"
     script.write_text(SPAWNED)
@@ -466,7 +468,7 @@ for step, _ in enumerate(loader):
 
 
 @pytest.mark.parametrize("child", [slow(""), "child"])
-def test_workers_end_at_once_when_their_parent_is_killed(child: str) -> None:
+def test_worker_processes_end_when_their_parent_is_killed(child: str) -> None:
     before = left_over()
     command = [sys.executable, "-c", ORPHANS, child]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
@@ -502,7 +504,7 @@ def test_a_dead_worker_is_replaced_while_a_process_that_it_started_lives_on(
     os.kill(int((tmp_path / "marker").read_text()), signal.SIGKILL)  # which has not ended
 
 
-def test_nothing_is_left_in_shared_memory_while_iterating_or_after() -> None:
+def test_no_shared_memory_file_is_left_over_during_or_after_an_iteration_with_killed_workers() -> None:
     before = left_over()
     loader = feed(**WORKERS)
     iterator = iter(loader)
@@ -514,7 +516,7 @@ def test_nothing_is_left_in_shared_memory_while_iterating_or_after() -> None:
     assert left_over() <= before
 
 
-def test_a_moment_of_fast_steps_does_not_take_memory_that_stays(tmp_path: Path) -> None:
+def test_a_short_burst_of_fast_steps_does_not_raise_shared_memory_use(tmp_path: Path) -> None:
     source = rf.from_dataset([{"x": np.zeros(40_000, np.float32)} for _ in range(128)])
     transform = BrieflyFast(tmp_path / "asked")
     loader = rf.Loader(source, 1, batch_transform=transform, id_column="id", **WORKERS)
@@ -531,7 +533,7 @@ def test_a_moment_of_fast_steps_does_not_take_memory_that_stays(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("transforms", [BrieflyFast, SmallAtTheEnd])
-def test_large_batches_are_not_built_many_at_once(transforms: type[BrieflyFast], tmp_path: Path) -> None:
+def test_shared_memory_stays_bounded_for_large_batches(transforms: type[BrieflyFast], tmp_path: Path) -> None:
     source = rf.from_dataset([{"x": np.zeros(1 << 21, np.float32)}] * 128)
     transform = transforms(tmp_path / "asked")
     loader = rf.Loader(source, 1, batch_transform=transform, id_column="id", **WORKERS)
@@ -541,7 +543,7 @@ def test_large_batches_are_not_built_many_at_once(transforms: type[BrieflyFast],
     assert 2 << 23 < shared_bytes() <= 2 * (3 * 2 + 1 << 23)  # of two requests, and what is left of another one
 
 
-def test_rows_of_any_size_are_written_past_the_caches(tmp_path: Path) -> None:
+def test_rows_of_any_size_are_equal_with_and_without_worker_processes(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     rows: Any = (
         {
@@ -594,7 +596,7 @@ def killed_at_random(epochs: int, folder: Path | None = None) -> int:
 
 
 @pytest.mark.parametrize("rounds", [1, soak(30)])
-def test_workers_killed_at_random_lose_and_repeat_nothing(rounds: int, tmp_path: Path) -> None:
+def test_workers_killed_at_random_lose_and_repeat_no_batch(rounds: int, tmp_path: Path) -> None:
     kills = killed_at_random(2 * rounds), killed_at_random(rounds, tmp_path / "data")
     print(f"{3 * rounds} epochs, {kills} workers killed, all batches the same")
     assert kills[0] > 10
@@ -607,7 +609,7 @@ def resident(_: Any) -> dict[str, int]:
     return {"bytes": sum(1024 * int(size) for size in re.findall(r"Rss(?:Anon|Shmem):\s*(\d+)", status))}
 
 
-def test_an_array_of_a_closure_is_mapped_and_not_copied_by_each_worker() -> None:
+def test_a_large_array_in_a_transform_closure_is_shared_and_not_copied_by_worker_processes() -> None:
     array = np.ones(16_000_000)  # 128 MB
 
     def reads(sample: dict[str, Any]) -> dict[str, Any]:
@@ -650,7 +652,9 @@ print(1)
 
 
 @pytest.mark.parametrize("rounds", [2, soak(50)])
-def test_loaders_in_several_threads_neither_hang_nor_seed_the_generators_of_each_other(rounds: int) -> None:
+def test_loaders_with_workers_in_several_threads_do_not_hang_or_seed_the_generators_of_each_other(
+    rounds: int,
+) -> None:
     assert run(THREADS, str(rounds), timeout=280 * rounds) == 1
 
 
@@ -669,7 +673,7 @@ def in_a_request(function: Callable[[], object]) -> Any:
     return profile
 
 
-def test_a_loader_that_is_collected_in_the_middle_of_a_request_does_not_hang() -> None:
+def test_garbage_collecting_a_loader_during_a_worker_request_of_another_does_not_hang() -> None:
     dropped, expected = feed(**WORKERS), list(feed())
     list(dropped)
     assert workers()
@@ -692,7 +696,7 @@ def test_a_loader_that_is_collected_in_the_middle_of_a_request_does_not_hang() -
     assert same(delivered, expected)
 
 
-def test_an_interrupt_in_the_middle_of_a_request_leaves_no_answer_for_the_next_one() -> None:
+def test_an_exception_during_a_worker_request_does_not_disturb_the_next_loader() -> None:
     def interrupt() -> None:
         raise InterruptedRequest
 
@@ -716,7 +720,7 @@ next(iter(feed(num_workers=2, worker_kind="process")))
 """
 
 
-def test_a_process_does_not_wait_at_its_end_for_a_server_that_is_still_importing(tmp_path: Path) -> None:
+def test_a_process_exits_without_waiting_for_a_worker_server_that_is_still_importing(tmp_path: Path) -> None:
     code = "import os, time; time.sleep(float(os.environ.get('SECONDS', '0')))"
     (tmp_path / "sitecustomize.py").write_text(code)
     path = os.pathsep.join([str(tmp_path), *sys.path])
@@ -724,7 +728,7 @@ def test_a_process_does_not_wait_at_its_end_for_a_server_that_is_still_importing
     subprocess.run([sys.executable, "-c", IMPORTING], cwd=ROOT, env=environ, timeout=600, check=True)
 
 
-def test_a_server_whose_client_has_ended_leaves_no_traceback() -> None:
+def test_a_worker_server_whose_client_has_ended_exits_without_a_traceback() -> None:
     ours, theirs = socket.socketpair()
     with subprocess.Popen(["true"]) as client:
         pass

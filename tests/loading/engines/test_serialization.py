@@ -68,7 +68,7 @@ def sent(value: Any, memory: Memory | None = None) -> Any:
             sender.join()
 
 
-def test_structure_identity_and_plain_values_are_kept() -> None:
+def test_a_batch_sent_to_another_process_keeps_structure_shared_tensors_and_plain_values() -> None:
     shared = torch.arange(4)
     value = {"pair": Pair(shared, "ä"), "again": shared, "bytes": b"x" * 100_000, "none": None, "n": np.int64(3)}
     arrived = sent(value)
@@ -77,7 +77,7 @@ def test_structure_identity_and_plain_values_are_kept() -> None:
     assert {**arrived, "pair": 0, "again": 0} == {**value, "pair": 0, "again": 0}
 
 
-def test_what_arrives_can_be_written_and_is_independent_of_what_was_sent() -> None:
+def test_received_arrays_are_writable_and_independent_of_the_sent_arrays() -> None:
     tensor = torch.zeros(100_000)
     read_only = np.zeros(3)
     read_only.flags.writeable = False
@@ -107,7 +107,7 @@ def test_a_batch_that_was_built_in_shared_memory_is_not_copied(memory: Memory) -
     assert part.tolist() == [8] * 10_000
 
 
-def test_memory_is_used_again_once_what_arrived_is_gone_and_not_before(memory: Memory) -> None:
+def test_shared_memory_is_reused_only_after_the_received_tensor_and_its_views_are_freed(memory: Memory) -> None:
     first = sent(torch.zeros(50_000), memory)
     part = first[10:20].view(2, 5)
     weights = torch.ones(2, 5, requires_grad=True)
@@ -126,7 +126,7 @@ def test_memory_is_used_again_once_what_arrived_is_gone_and_not_before(memory: M
     assert third.unique().tolist() == [3.0]
 
 
-def test_batches_that_are_kept_make_the_memory_larger(memory: Memory) -> None:
+def test_kept_batches_stay_intact_and_their_shared_memory_is_reused_once_they_are_freed(memory: Memory) -> None:
     def twenty() -> list[torch.Tensor]:
         return [sent(torch.full((50_000,), float(number)), memory) for number in range(20)]
 
@@ -141,7 +141,7 @@ def test_batches_that_are_kept_make_the_memory_larger(memory: Memory) -> None:
     assert [each.unique().tolist() for each in kept] == expected
 
 
-def test_batches_that_are_kept_take_few_of_the_mappings_that_a_process_may_have(memory: Memory) -> None:
+def test_hundreds_of_kept_arrays_in_shared_memory_use_few_memory_mappings(memory: Memory) -> None:
     def mappings() -> int:
         return Path("/proc/self/maps").read_text().count("memfd:test")
 
@@ -156,7 +156,7 @@ def test_batches_that_are_kept_take_few_of_the_mappings_that_a_process_may_have(
     assert mappings() < 10
 
 
-def test_an_array_that_the_worker_keeps_is_copied(memory: Memory) -> None:
+def test_an_array_in_shared_memory_that_the_worker_still_references_is_copied_when_sent(memory: Memory) -> None:
     def filled(value: int) -> Any:
         array = memory.pool.allocate((50_000,), np.dtype(np.int64))
         array[:] = value
@@ -176,7 +176,9 @@ def test_an_array_that_the_worker_keeps_is_copied(memory: Memory) -> None:
     assert [np.unique(each).tolist() for each in arrays] == [[value] for value in range(5)]
 
 
-def test_an_array_that_dies_while_its_buffers_are_copied(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_freed_while_its_buffers_are_copied_does_not_give_its_memory_to_a_copy(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = [memory.pool.allocate((1 << 18,), np.dtype(np.uint8))]
     lent = [memory.pool.lend(kept[0][first : first + (1 << 17)].data) for first in (0, 1 << 17)]
     lend = memory.pool.lend
@@ -190,7 +192,7 @@ def test_an_array_that_dies_while_its_buffers_are_copied(memory: Memory, monkeyp
     assert len({each.region for each in [*lent, *copies] if isinstance(each, RegionSlice)}) == 3
 
 
-def test_a_peer_that_closes_its_end_in_the_middle_of_a_message_is_an_error() -> None:
+def test_a_peer_that_closes_its_socket_in_the_middle_of_a_message_raises_peer_gone_error() -> None:
     with channels() as (ours, theirs):
         theirs.socket.sendall((1000).to_bytes(8, "little") + b"x" * 999)
         theirs.socket.close()

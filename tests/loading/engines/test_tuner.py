@@ -21,19 +21,21 @@ def shares(costs: dict[str, float], steps: int, epoch: int) -> Counter[str]:
 
 @pytest.mark.parametrize("fastest", ["together", "alone", "inline"])
 @pytest.mark.parametrize("epoch", [7, 40, 313, 100_000])
-def test_the_fastest_way_gets_most_steps_in_epochs_of_any_length(fastest: str, epoch: int) -> None:
+def test_engine_tuner_gives_most_steps_to_the_fastest_mode_in_epochs_of_any_length(
+    fastest: str, epoch: int
+) -> None:
     costs = {way: 1.0 if way == fastest else 3.0 for way in ("together", "alone", "inline")}
     taken = shares(costs, 20_000, epoch)
     if epoch >= 16:  # shorter epochs end before anything is measured
         assert taken[fastest] > 0.95 * taken.total()
 
 
-def test_every_way_is_tried_again_now_and_then() -> None:
+def test_engine_tuner_measures_a_slower_mode_again_from_time_to_time() -> None:
     taken = shares({"threads": 2.0, "inline": 1.0}, 4 * MAX_RUN_STEPS, 1000)
     assert taken["threads"] >= 3 * TRIAL_STEPS
 
 
-def test_one_long_pause_does_not_decide() -> None:
+def test_engine_tuner_ignores_one_slow_outlier_step() -> None:
     pace = EngineTuner(("threads", "inline"))
     pace.next()
     pace.record(TRIAL_STEPS, [1e-4, 1e-4, 6e-3, 1e-4])
@@ -42,7 +44,7 @@ def test_one_long_pause_does_not_decide() -> None:
     assert pace.next() == ("threads", FIRST_RUN_STEPS)
 
 
-def test_large_batches_are_left_to_the_threads() -> None:
+def test_engine_tuner_keeps_slow_large_batches_in_the_first_mode() -> None:
     pace = EngineTuner(("together", "alone", "inline"))
     for _ in range(20):
         way, count = pace.next()

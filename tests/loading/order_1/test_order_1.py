@@ -114,29 +114,29 @@ def judged_ledgers() -> dict[str, Any]:
     return {"exit_code": output.returncode, "verdict": document["verdict"], "epochs": epochs}
 
 
-def test_orders_without_windows_are_unchanged() -> None:
+def test_orders_without_windowed_shuffle_equal_those_recorded_from_the_first_release() -> None:
     for case in RECORDED["orders"]:
         assert order_of(case["arguments"]) == case["digests"], case["arguments"]
 
 
 @pytest.mark.parametrize("file", ["one", "few", "many"])
-def test_a_state_continues_in_the_order_that_it_was_saved_in(file: str) -> None:
+def test_a_loader_state_saved_with_order_version_1_resumes_in_the_recorded_order(file: str) -> None:
     cases = [case for case in RECORDED["states"] if case["file"] == file]
     assert cases
     for case in cases:
         assert resumed(case) == case["digests"], case["options"]
 
 
-def test_the_state_of_a_sampler_continues_in_its_order() -> None:
+def test_a_sampler_state_saved_with_order_version_1_resumes_in_the_recorded_order() -> None:
     for case in RECORDED["samplers"]:
         assert resumed_sampler(case) == case["digests"], case["kind"]
 
 
-def test_random_streams_are_unchanged() -> None:
+def test_random_augmentations_equal_those_recorded_from_the_first_release() -> None:
     assert augmentations() == RECORDED["augmentations"]
 
 
-def test_ledgers_are_read_in_the_order_that_they_were_written_in() -> None:
+def test_ledgers_written_with_order_version_1_are_verified_in_that_order() -> None:
     found = judged_ledgers()
     assert json.loads(json.dumps(found)) == RECORDED["ledgers"]
     assert len(found["epochs"][0][1]) == 32

@@ -31,7 +31,7 @@ def everything(lengths: list[int]) -> Counter[int]:
 
 
 @pytest.mark.timeout(300)
-def test_ranks_over_gloo_take_equal_steps_and_hear_of_each_others_errors(tmp_path: Path) -> None:
+def test_gloo_ranks_reading_streams_take_equal_steps_and_raise_each_others_errors(tmp_path: Path) -> None:
     jobs.run(jobs.torchrun(RANKS, SCRIPT, tmp_path, "cases"), tmp_path / "log", 240)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
     for name in ("one", "one, workers", "one, resumed"):
@@ -56,7 +56,9 @@ def test_ranks_over_gloo_take_equal_steps_and_hear_of_each_others_errors(tmp_pat
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("how", ["killed", soak("left")])
-def test_a_rank_that_is_gone_is_an_error_on_all_others(how: str, tmp_path: Path) -> None:
+def test_a_rank_that_ends_while_reading_a_stream_raises_an_error_on_the_other_rank(
+    how: str, tmp_path: Path
+) -> None:
     """Started without torchrun, which would end the survivors before they can say anything."""
     environ = of_no_launcher() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(jobs.free_port())}
     environ |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}

@@ -65,7 +65,7 @@ def drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 
 
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 5), st.sampled_from(["even", "drop", "pad"]))
-def test_a_stream_is_delivered_as_the_list_of_its_samples_would_be(
+def test_a_stream_gives_the_same_global_batches_as_a_map_style_dataset_of_its_samples(
     size: int, batch_size: int, ranks: int, tail: Any
 ) -> None:
     if size < ranks:
@@ -86,7 +86,7 @@ def test_a_stream_is_delivered_as_the_list_of_its_samples_would_be(
         assert {tuple(batch) for batch in ours} == {tuple(theirs[0])}
 
 
-def test_every_kind_and_number_of_workers_gives_the_same_bytes() -> None:
+def test_a_stream_gives_the_same_batches_with_every_kind_and_number_of_workers() -> None:
     found = []
     for engine in ENGINES:
         options: dict[str, Any] = {"id_column": "id", "seed": 5, **engine}
@@ -101,7 +101,7 @@ def test_every_kind_and_number_of_workers_gives_the_same_bytes() -> None:
     assert plain.count(plain[0]) == len(ENGINES)
 
 
-def test_a_stream_is_read_once_a_rank_and_no_further_ahead_than_the_workers() -> None:
+def test_a_stream_is_read_in_order_and_only_as_far_ahead_as_the_prefetch_limit() -> None:
     for engine in ENGINES:
         read = []
 
@@ -118,7 +118,7 @@ def test_a_stream_is_read_once_a_rank_and_no_further_ahead_than_the_workers() ->
         assert len(read) <= 4 * (3 + ahead + 2)
 
 
-def test_an_epoch_resumes_after_each_step_on_any_number_of_ranks() -> None:
+def test_a_stream_epoch_resumes_after_any_step_on_any_number_of_ranks() -> None:
     for (size, engine), tail in itertools.product(((7, ENGINES[1]), (16, {})), ("even", "drop", "pad")):
         for before, after in itertools.product((1, 2, 3), (1, 2, 3)):
             loaders = [feed(size, rank, before, 2, tail=tail, **engine) for rank in range(before)]
@@ -171,7 +171,7 @@ class Unseeded:
 
 @pytest.mark.parametrize("stream", ["shuffled", "keyed", "arrays", "dataloader"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_stream_in_another_order_is_not_resumed_by_counting(stream: str, engine: dict[str, Any]) -> None:
+def test_resuming_a_stream_whose_order_changed_raises_state_error(stream: str, engine: dict[str, Any]) -> None:
     def loader(rank: int, ranks: int, batch_size: int) -> Any:
         opened = rf.from_iterable(getattr(Unseeded, stream))
         return rf.Loader(opened, batch_size, topology=place(rank, ranks), **engine)
@@ -197,7 +197,7 @@ def test_a_stream_in_another_order_is_not_resumed_by_counting(stream: str, engin
     assert ended.epoch == 2
 
 
-def test_streams_whose_samples_are_random_resume_by_their_keys() -> None:
+def test_streams_with_random_sample_values_and_stable_keys_resume() -> None:
     def stream() -> Iterator[dict[str, Any]]:
         return (
             {"__key__": str(i), "x": i, "noise": random.random(), "text": str(random.random())} for i in range(20)
@@ -268,7 +268,9 @@ class LateStream:
 
 @pytest.mark.parametrize("tail", ["even", "pad"])
 @pytest.mark.parametrize("engine", [{}, {"num_workers": 2}])
-def test_a_stream_that_takes_a_state_in_late_is_resumed_again_and_again(tail: Any, engine: dict[str, Any]) -> None:
+def test_a_stream_that_applies_its_loaded_state_late_can_be_resumed_repeatedly_without_loss(
+    tail: Any, engine: dict[str, Any]
+) -> None:
     for sizes in ((16, 44, 5), (16, 30, 3), (7, 60, 4), (10, 20, 20)):
         state, rows = None, Counter[int]()
         for number, size in enumerate(sizes):
@@ -292,7 +294,7 @@ def test_a_stream_that_takes_a_state_in_late_is_resumed_again_and_again(tail: An
 
 @pytest.mark.parametrize("kind", [Stateful, StatefulIterator])
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_stream_with_a_state_of_its_own_is_told_where_to_go_on(kind: type[Stateful], bare: bool) -> None:
+def test_a_stream_with_its_own_state_dict_resumes_from_that_state(kind: type[Stateful], bare: bool) -> None:
     if bare and kind is StatefulIterator:
         return
     for size, step in ((20, 1), (20, 3), (20, 5), (17, 3), (17, 4)):
@@ -323,7 +325,9 @@ def test_a_stream_with_a_state_of_its_own_is_told_where_to_go_on(kind: type[Stat
 
 @pytest.mark.parametrize("kind", ["plain", "start", "state", "own shard"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_after_the_end_of_an_epoch_the_next_one_is_delivered(kind: str, engine: dict[str, Any]) -> None:
+def test_a_stream_loader_resumed_from_the_end_of_an_epoch_delivers_the_next_epoch(
+    kind: str, engine: dict[str, Any]
+) -> None:
     def stream(epoch: int) -> Iterator[dict[str, int]]:
         return ({"x": 100 * epoch + number} for number in range(17))
 
@@ -356,7 +360,7 @@ def test_after_the_end_of_an_epoch_the_next_one_is_delivered(kind: str, engine: 
         assert resumed.epoch == 4 - (set_first is not None)
 
 
-def test_a_factory_can_leave_out_what_was_read_and_is_told_the_epoch() -> None:
+def test_a_stream_factory_receives_the_epoch_and_the_start_position_on_resume() -> None:
     asked = []
 
     def stream(epoch: int, start: int = 0) -> Iterator[dict[str, int]]:
@@ -392,7 +396,7 @@ class Shards:
         raise AssertionError("the factory continues without being asked")
 
 
-def test_a_stream_is_opened_once_and_not_asked_for_a_state_that_nobody_takes() -> None:
+def test_a_stream_is_opened_once_and_its_unused_state_dict_is_never_called() -> None:
     for tail in ("drop", "pad"):
         mine, told = Shards(), Shards()
         by_shard = rf.from_iterable(lambda shard, mine=mine: mine)
@@ -403,7 +407,7 @@ def test_a_stream_is_opened_once_and_not_asked_for_a_state_that_nobody_takes() -
             assert (made.opened, made.asked) == (1, 0)
 
 
-def test_epochs_follow_each_other_and_frameworks_may_set_them() -> None:
+def test_a_stream_loader_counts_epochs_and_accepts_set_epoch_through_its_batch_sampler() -> None:
     loader = feed(5)
     assert [number for batch in loader for number in counted(batch)] == list(range(5))
     assert loader.epoch == 1
@@ -420,7 +424,7 @@ def test_epochs_follow_each_other_and_frameworks_may_set_them() -> None:
     assert not hasattr(loader, "plan")
 
 
-def test_two_iterations_at_once_each_deliver_everything() -> None:
+def test_two_concurrent_iterators_over_a_stream_loader_each_deliver_all_samples() -> None:
     for engine in ENGINES:
         loader = feed(9, **engine)
         first, second = iter(loader), iter(loader)
@@ -429,7 +433,7 @@ def test_two_iterations_at_once_each_deliver_everything() -> None:
         assert all(torch.equal(one["x"], other["x"]) for one, other in pairs)
 
 
-def test_iterables_are_begun_anew_and_iterators_read_once() -> None:
+def test_an_iterable_is_read_again_each_epoch_and_a_second_pass_over_an_iterator_raises_stream_error() -> None:
     again = rf.Loader(rf.from_iterable([{"x": 1}, {"x": 2}]))
     assert len(list(again)) == len(list(again)) == 2
     once = rf.Loader(rf.from_iterable(numbers(3)))
@@ -448,7 +452,7 @@ def test_iterables_are_begun_anew_and_iterators_read_once() -> None:
         list(wrapped)
 
 
-def test_samples_are_collated_as_those_of_a_dataset() -> None:
+def test_stream_samples_are_collated_like_dataset_samples() -> None:
     samples = [(torch.ones(2) * number, number, (number / 2, "a")) for number in range(4)]
     pairs = [Pair(torch.ones(2) * number, number) for number in range(4)]
     tokens = [{"t": list(range(1 + number)), "name": f"n{number}", "raw": b"r"} for number in range(4)]
@@ -479,7 +483,7 @@ def bad(size: int, at: int) -> Iterator[dict[str, int]]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_goes_wrong_comes_after_all_good_batches(engine: dict[str, Any]) -> None:
+def test_an_error_of_a_stream_or_transform_is_raised_after_all_batches_before_it(engine: dict[str, Any]) -> None:
     loader = rf.Loader(rf.from_iterable(partial(bad, 9, 5)), 2, tail="drop", **engine)
     seen: list[int] = []
     with pytest.raises(StreamError, match=r"(?s)the stream raised.*ValueError: a broken shard.*sample 5, epoch 0"):
@@ -505,7 +509,7 @@ def dying(path: Path | None, sample: dict[str, int]) -> dict[str, int]:
     return sample
 
 
-def test_a_worker_that_is_killed_is_replaced_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_killed_worker_of_a_stream_loader_is_replaced_and_loses_no_sample(tmp_path: Path) -> None:
     options = {"num_workers": 2, "worker_kind": "process"}
     loader = feed(20, transform=partial(dying, tmp_path / "died"), **options)
     assert [number for batch in loader for number in counted(batch)] == list(range(20))
@@ -518,13 +522,13 @@ def large(sample: dict[str, int]) -> dict[str, Any]:
     return {"x": sample["x"], "y": np.zeros(1 << 18, np.uint8)}
 
 
-def test_large_samples_pass_both_ways_without_waiting_for_each_other() -> None:
+def test_large_stream_samples_sent_to_and_from_worker_processes_do_not_deadlock() -> None:
     stream = rf.from_iterable(lambda: ({"x": number, "raw": bytes(1 << 18)} for number in range(24)))
     loader = rf.Loader(stream, 4, transform=large, num_workers=2, worker_kind="process")
     assert [number for batch in loader for number in counted(batch)] == list(range(24))
 
 
-def test_samples_that_cannot_be_sent_to_a_process_say_so() -> None:
+def test_stream_samples_that_cannot_be_pickled_for_a_worker_process_raise_stream_error() -> None:
     tensors = [{"x": number, "y": torch.ones(3) * number} for number in range(9)]
     options: dict[str, Any] = {"num_workers": 2, "worker_kind": "process"}
     ours, theirs = (list(rf.Loader(rf.from_iterable(tensors), 2, **each)) for each in (options, {}))
@@ -534,7 +538,7 @@ def test_samples_that_cannot_be_sent_to_a_process_say_so() -> None:
         list(rf.Loader(rf.from_iterable(locks), 1, transform=lambda sample: {"x": sample["x"]}, **options))
 
 
-def test_an_iteration_left_early_leaves_no_process_and_no_thread_behind() -> None:
+def test_breaking_out_of_a_stream_loader_closes_the_stream_and_ends_its_threads() -> None:
     before = threading.active_count()
     for engine in ENGINES:
         closed = []
@@ -556,7 +560,7 @@ def test_an_iteration_left_early_leaves_no_process_and_no_thread_behind() -> Non
     assert threading.active_count() <= before
 
 
-def test_what_a_stream_cannot_have_is_refused_with_what_to_do() -> None:
+def test_loader_options_that_a_stream_does_not_support_raise_errors_with_a_remedy() -> None:
     stream: Any = rf.from_iterable(lambda: numbers(3))
     sharded: Any = rf.from_iterable(lambda shard: numbers(3))
     for options, said in (
@@ -591,7 +595,7 @@ def test_what_a_stream_cannot_have_is_refused_with_what_to_do() -> None:
         rf.Loader(iter([1, 2, 3]))  # type: ignore[arg-type]
 
 
-def test_factories_that_fail_say_so_in_the_first_batch() -> None:
+def test_failing_or_empty_stream_factories_raise_stream_error_at_the_first_batch() -> None:
     def broken() -> Any:
         raise OSError("no such shard")
 
@@ -608,7 +612,7 @@ def test_factories_that_fail_say_so_in_the_first_batch() -> None:
         list(feed(2, 0, 3))
 
 
-def test_a_class_derived_from_loader_reads_a_stream_too() -> None:
+def test_a_subclass_of_loader_reads_a_stream() -> None:
     class Named(rf.Loader):
         pass
 
@@ -620,12 +624,12 @@ def test_a_class_derived_from_loader_reads_a_stream_too() -> None:
         assert len(list(loader)) == 4
 
 
-def test_what_help_and_editors_show_of_a_loader_are_its_arguments() -> None:
+def test_inspect_signature_of_loader_lists_its_arguments() -> None:
     shown = inspect.signature(rf.Loader)
     assert list(shown.parameters)[:3] == ["source", "batch_size", "shuffle"]
 
 
-def test_states_that_do_not_fit_are_refused() -> None:
+def test_invalid_or_mismatched_stream_states_raise_state_error() -> None:
     loader = feed(9)
     it = iter(loader)
     next(it)
@@ -652,7 +656,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
         next(iter(short))
 
 
-def test_a_state_that_json_cannot_hold_is_counted_instead() -> None:
+def test_a_stream_state_that_json_changes_is_dropped_with_a_warning_and_resumed_by_counting() -> None:
     class Odd(Stateful):
         def state_dict(self) -> Any:
             return {"line": (self.at, 1)}
@@ -668,13 +672,13 @@ def test_a_state_that_json_cannot_hold_is_counted_instead() -> None:
         assert [number for batch in other for number in counted(batch)] == list(range(2, 9))
 
 
-def test_an_audit_knows_the_ids_and_the_masks_of_a_stream() -> None:
+def test_audit_of_a_padded_stream_loader_is_sound_and_counts_each_sample_once() -> None:
     report = rf.audit(feed(9, tail="pad", id_column="place"), epochs=2, universe=9)
     assert report.sound, str(report)
     assert report.epochs[1].samples == 9
 
 
-def test_a_loader_of_a_stream_travels_and_keeps_its_place() -> None:
+def test_a_pickled_stream_loader_keeps_its_position() -> None:
     loader = feed_of_list()
     next(it := iter(loader))
     next(it)
@@ -686,7 +690,7 @@ def feed_of_list() -> Any:
     return rf.Loader(rf.from_iterable([{"x": number} for number in range(9)]), 2, num_workers=1)
 
 
-def test_batches_of_streams_of_files_come_out_in_order(tmp_path: Path) -> None:
+def test_lines_of_a_text_file_used_as_a_stream_are_delivered_in_order(tmp_path: Path) -> None:
     rng = random.Random(3)
     lines = [str(rng.random()) for _ in range(50)]
     (tmp_path / "lines").write_text("\n".join(lines))
@@ -695,7 +699,7 @@ def test_batches_of_streams_of_files_come_out_in_order(tmp_path: Path) -> None:
         assert [line.strip() for batch in loader for line in batch] == lines
 
 
-def test_marks_tell_streams_apart_and_let_random_numbers_be() -> None:
+def test_sample_fingerprints_of_a_stream_differ_by_content_and_ignore_random_floats() -> None:
     same = [{"text": "a", "x": np.random.rand(3), "n": 1.5}, {"text": "a", "x": np.random.rand(3), "n": 2.5}]
     assert samples_fingerprint([same[0]]) == samples_fingerprint([same[1]])
     keyed = [{"__key__": "a", "__url__": f"/{node}/0.tar"} for node in ("n1", "n2")]

@@ -166,7 +166,7 @@ def test_ranks_with_streams_of_different_lengths_stop_at_the_same_step_and_resum
 
 
 @pytest.mark.soak
-def test_uneven_streams_of_many_lengths(together: Any) -> None:
+def test_ranks_with_randomly_uneven_streams_take_equal_steps_and_resume_without_loss(together: Any) -> None:
     rng = random.Random(1)
     for _ in range(400):
         lengths = tuple(rng.randrange(40) for _ in range(rng.randrange(2, 5)))
@@ -180,7 +180,7 @@ def test_uneven_streams_of_many_lengths(together: Any) -> None:
     print("\n400 uneven jobs of 2 to 4 ranks, each stopped and resumed: equal steps, none lost, none repeated")
 
 
-def test_workers_change_neither_the_steps_nor_what_is_in_them(together: Any) -> None:
+def test_the_number_of_workers_changes_neither_steps_nor_batches_of_uneven_streams(together: Any) -> None:
     for tail in ("drop", "pad"):
         found = []
         for workers in (0, 1, 3):
@@ -195,7 +195,7 @@ def test_workers_change_neither_the_steps_nor_what_is_in_them(together: Any) -> 
         assert found[0] == found[1] == found[2]
 
 
-def test_an_error_of_one_rank_reaches_all_after_the_same_steps(together: Any) -> None:
+def test_a_stream_error_on_one_rank_is_raised_on_all_ranks_after_the_same_number_of_steps(together: Any) -> None:
     for workers, (tail, at, steps) in itertools.product(
         (0, 2), (("drop", 5, 2), ("pad", 5, 2), ("pad", 0, 0), ("drop", 20, 4), ("pad", 20, 10))
     ):
@@ -215,7 +215,7 @@ def test_an_error_of_one_rank_reaches_all_after_the_same_steps(together: Any) ->
             assert "ValueError: shard 1 is broken" in found[rank][1]
 
 
-def test_a_transform_that_fails_on_one_rank_stops_all(together: Any) -> None:
+def test_a_transform_error_on_one_rank_raises_an_error_on_all_ranks(together: Any) -> None:
     def failing(sample: dict[str, int]) -> dict[str, float]:
         return {"x": 1 / (sample["x"] - 5)}
 
@@ -228,7 +228,7 @@ def test_a_transform_that_fails_on_one_rank_stops_all(together: Any) -> None:
     assert "ZeroDivisionError" in str(found[0])
 
 
-def test_an_error_in_a_batch_that_only_fills_reaches_all_after_the_same_steps(together: Any) -> None:
+def test_a_transform_error_in_a_padding_batch_is_raised_on_all_ranks_after_the_same_steps(together: Any) -> None:
     for workers in (0, 2):
 
         def read(topology: rf.Topology, workers: int = workers) -> Any:
@@ -250,7 +250,7 @@ def test_an_error_in_a_batch_that_only_fills_reaches_all_after_the_same_steps(to
         assert "no room for another copy" in found[1][1]
 
 
-def test_ranks_that_read_different_streams_are_told_so(together: Any) -> None:
+def test_ranks_that_read_different_streams_raise_stream_error(together: Any) -> None:
     orders = [random.Random(seed).sample(range(40), 40) for seed in range(2)]
     for streams, said in (
         ([range(40), range(36)], "rank 1 read 36 samples up to this step|rank 1 read 34 samples up to this step"),
@@ -270,7 +270,7 @@ def test_ranks_that_read_different_streams_are_told_so(together: Any) -> None:
                 assert any(part in str(each) for part in said.split("|")), each
 
 
-def test_of_each_global_batch_a_sample_is_compared(together: Any) -> None:
+def test_a_single_sample_that_differs_between_ranks_raises_stream_error_in_its_global_batch(together: Any) -> None:
     def read(topology: rf.Topology) -> Any:
         mine = [{"x": -number if number == 7 and topology.rank else number} for number in range(40)]
         return list(rf.Loader(rf.from_iterable(mine), 2, num_workers=2, topology=topology))
@@ -280,7 +280,7 @@ def test_of_each_global_batch_a_sample_is_compared(together: Any) -> None:
         assert "read different samples at 11 or before" in str(each)
 
 
-def test_one_stream_for_all_needs_few_words(together: Any) -> None:
+def test_ranks_sharing_one_stream_deliver_every_sample_once_in_equal_steps(together: Any) -> None:
     for workers in (0, 2):
 
         def read(topology: rf.Topology, workers: int = workers) -> Any:
@@ -295,7 +295,7 @@ def test_one_stream_for_all_needs_few_words(together: Any) -> None:
             assert len(found[0][epoch]) == len(found[1][epoch]) == 11
 
 
-def test_ranks_that_begin_at_different_places_are_told_so(together: Any) -> None:
+def test_ranks_with_different_epochs_or_batch_sizes_raise_an_error_when_a_stream_begins(together: Any) -> None:
     def read(topology: rf.Topology, epochs: tuple[int, ...] = (0, 3), batches: tuple[int, ...] = (2, 2)) -> Any:
         loader: Any = rf.Loader(own((9, 9)), batches[topology.rank], tail="drop", topology=topology)
         loader.set_epoch(epochs[topology.rank])
@@ -306,7 +306,7 @@ def test_ranks_that_begin_at_different_places_are_told_so(together: Any) -> None
     assert "batch_size: 2 on rank 0, 4 on rank 1" in str(found[0])
 
 
-def test_iterations_left_early_on_all_ranks_leave_nobody_waiting(together: Any) -> None:
+def test_breaking_out_of_a_stream_on_all_ranks_does_not_block_the_next_iteration(together: Any) -> None:
     def read(topology: rf.Topology) -> Any:
         loader: Any = rf.Loader(own((9, 30)), 2, tail="pad", topology=topology, num_workers=2)
         left = [len(list(itertools.islice(iter(loader), steps))) for steps in (1, 2, 3, 5, 0)]
@@ -326,7 +326,7 @@ SHORT = {
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_data_that_are_shorter_than_a_step_have_no_steps_under_drop(name: str, together: Any) -> None:
+def test_data_smaller_than_one_global_batch_give_zero_steps_with_tail_drop(name: str, together: Any) -> None:
     def epochs(topology: rf.Topology) -> tuple[list[int], int]:
         loader = rf.Loader(SHORT[name], batch_size=4, tail="drop", topology=topology)
         return [len(list(loader)) for _ in range(2)], loader.epoch
@@ -334,7 +334,7 @@ def test_data_that_are_shorter_than_a_step_have_no_steps_under_drop(name: str, t
     assert together(3, epochs) == [([0, 0], 2)] * 3
 
 
-def test_streams_that_are_all_empty_are_an_error(together: Any) -> None:
+def test_empty_streams_on_all_ranks_raise_an_error(together: Any) -> None:
     for tail in ("drop", "pad"):
         found = together(
             2, lambda topology, tail=tail: list(rf.Loader(own((0, 0)), 2, tail=tail, topology=topology))
@@ -342,7 +342,7 @@ def test_streams_that_are_all_empty_are_an_error(together: Any) -> None:
         assert all("the streams of all ranks are empty" in str(each) for each in found)
 
 
-def test_the_ranks_own_group_goes_with_the_jobs() -> None:
+def test_destroying_the_process_group_also_frees_the_rank_group_of_rankfeed() -> None:
     """Else its threads still give back tensors when the interpreter ends, which can abort the process."""
     for _ in range(2):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
