@@ -243,7 +243,7 @@ def test_the_native_library_under_address_sanitizer(tmp_path: Path) -> None:
         "ASAN_OPTIONS": "detect_leaks=0:handle_sigbus=0",
     }
     engines = Path(__file__).parents[1] / "loading/engines"
-    caches = f"{engines / 'test_process.py'}::test_rows_of_any_size_are_written_past_the_caches"
+    caches = f"{engines / 'test_process.py'}::test_rows_of_any_size_are_equal_with_and_without_worker_processes"
     names = "copied or several or truncated_file or threads or without_workers or forked or left or caches"
     tests = ["-k", names, str(Path(__file__)), str(engines / "test_copy_ahead.py"), caches]
     result = subprocess.run(

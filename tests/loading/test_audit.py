@@ -34,7 +34,7 @@ def report(rank: int = 0, world_size: int = 1, state: Any = None, **options: Any
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_an_epoch_of_one_process_is_checked_when_it_ends(engine: dict[str, Any]) -> None:
+def test_a_single_rank_loader_with_audit_reports_each_epoch_when_it_ends(engine: dict[str, Any]) -> None:
     loader = feed(audit=True, **engine)
     assert loader.audit_report is None
     for epoch in range(2):
@@ -48,7 +48,9 @@ def test_an_epoch_of_one_process_is_checked_when_it_ends(engine: dict[str, Any])
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 @pytest.mark.parametrize("tail", ["even", "drop", "pad"])
 @pytest.mark.parametrize("shuffle", ["none", "window"])
-def test_reports_of_all_ranks_together_prove_the_epoch(world_size: int, tail: str, shuffle: str) -> None:
+def test_merged_epoch_audits_of_all_ranks_prove_that_no_sample_is_missing_or_repeated(
+    world_size: int, tail: str, shuffle: str
+) -> None:
     parts = [report(rank, world_size, tail=tail, shuffle=shuffle) for rank in range(world_size)]
     together = EpochAudit.merge(parts)
     together.check()
@@ -74,12 +76,12 @@ UNFIT: list[tuple[list[tuple[int, int, dict[str, Any]]], str]] = [
 
 
 @pytest.mark.parametrize(("parts", "said"), UNFIT)
-def test_reports_that_do_not_fit_together_are_an_error(parts: list[Any], said: str) -> None:
+def test_merging_inconsistent_epoch_audits_raises_audit_error(parts: list[Any], said: str) -> None:
     with pytest.raises(AuditError, match=said):
         EpochAudit.merge([report(rank, ranks, **options) for rank, ranks, options in parts]).check()
 
 
-def test_peers_of_one_rank_count_once() -> None:
+def test_duplicate_audits_of_the_same_rank_count_once_when_merged() -> None:
     together = EpochAudit.merge([report(rank, 2) for rank in (0, 1, 0, 1)])
     together.check()
     assert len(together.delivered) == 50
@@ -95,7 +97,7 @@ def counted(steps: Sequence[int], size: int = 100) -> EpochAudit:
 
 
 @pytest.mark.parametrize("lost", [1, 3, 10])
-def test_the_error_names_how_many_and_which_positions_are_missing(lost: int) -> None:
+def test_audit_error_names_the_count_and_range_of_missing_positions(lost: int) -> None:
     first = 100 - 10 * lost
     with pytest.raises(AuditError, match=rf"{10 * lost} samples missing, 0 repeated") as caught:
         counted(range(10 - lost)).check()
@@ -103,37 +105,37 @@ def test_the_error_names_how_many_and_which_positions_are_missing(lost: int) -> 
 
 
 @pytest.mark.parametrize("steps", [[0, 1, 1], [0, 2], [1]])
-def test_a_step_that_is_repeated_or_skipped_fails_at_once(steps: list[int]) -> None:
+def test_a_repeated_or_skipped_step_raises_audit_error(steps: list[int]) -> None:
     with pytest.raises(AuditError, match=r"(?s)other samples than the plan.*expected: step \d"):
         counted(steps)
 
 
-def test_ranks_that_took_different_numbers_of_steps_are_found() -> None:
+def test_merged_audits_of_ranks_with_different_numbers_of_steps_raise_audit_error() -> None:
     parts = [report(0, 2), report(1, 2)]
     parts[1].delivered.steps[1] -= 1
     with pytest.raises(AuditError, match="different numbers of steps"):
         EpochAudit.merge(parts).check()
 
 
-def test_ranks_with_different_batch_sizes_are_found() -> None:
+def test_merging_audits_of_ranks_with_different_batch_sizes_raises_audit_error() -> None:
     with pytest.raises(AuditError, match=r"(?s)different parts of the data.*batches of 4.*batches of 5"):
         EpochAudit.merge([report(0, 2), report(1, 2, batch_size=5)])
 
 
 @pytest.mark.parametrize("new", [1, 2, 3])
-def test_a_resumed_epoch_is_checked_from_where_it_was_taken_up(new: int) -> None:
+def test_audit_of_a_resumed_epoch_covers_the_positions_from_the_resume_on(new: int) -> None:
     together = EpochAudit.merge([report(rank, new, state_after(3, 0, 2)) for rank in range(new)])
     together.check()
     assert (together.start, together.end, len(together.delivered)) == (24, 50, 26)
 
 
-def test_after_the_very_end_of_an_epoch_the_next_one_is_checked() -> None:
+def test_audit_after_resuming_at_the_end_of_an_epoch_covers_the_whole_next_epoch() -> None:
     after = report(0, 1, state_after(len(feed())))
     after.check()
     assert (after.epoch, after.start, len(after.delivered)) == (1, 0, 50)
 
 
-def test_an_epoch_left_early_is_not_reported() -> None:
+def test_an_epoch_left_early_has_no_audit_report() -> None:
     loader = feed(audit=True)
     take(iter(loader), 3)
     assert loader.audit_report is None
@@ -141,14 +143,14 @@ def test_an_epoch_left_early_is_not_reported() -> None:
     assert loader.audit_report is not None
 
 
-def test_a_rank_alone_of_several_reports_without_judging() -> None:
+def test_one_rank_of_several_without_a_process_group_has_an_incomplete_audit_report() -> None:
     loader = feed(1, 2, audit=True)
     list(loader)
     assert isinstance(loader.audit_report, EpochAudit)
     assert not loader.audit_report.complete
 
 
-def test_a_batch_of_another_step_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_built_for_another_step_raises_audit_error(monkeypatch: pytest.MonkeyPatch) -> None:
     build_step = BatchBuilder.build_step
 
     def wrong(self: BatchBuilder, schedule: Schedule, step: int, *copies: Any) -> Any:
@@ -159,11 +161,11 @@ def test_a_batch_of_another_step_fails_the_audit(monkeypatch: pytest.MonkeyPatch
         list(feed(audit=True))
 
 
-def test_a_report_is_small_whatever_it_counted() -> None:
+def test_a_pickled_epoch_audit_is_small_for_any_number_of_samples() -> None:
     assert max(len(pickle.dumps(report(size=size, batch_size=1))) for size in (10, 5000)) < 2048
 
 
-def test_processes_that_each_claim_to_be_the_only_rank_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_world_size_1_inside_a_larger_process_group_raises_audit_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
@@ -252,7 +254,9 @@ FEWER: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", FEWER, ids=range(len(FEWER)))
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_a_function_that_drops_rows_is_an_error(engine: dict[str, Any], options: dict[str, Any]) -> None:
+def test_a_collate_fn_or_batch_transform_that_drops_rows_raises_transform_error(
+    engine: dict[str, Any], options: dict[str, Any]
+) -> None:
     loader = feed(size=50, batch_size=12, shuffle=False, **options, **engine)
     name = "batch_transform" if "batch_transform" in options else "collate_fn"
     with pytest.raises(TransformError, match=f"{name} returned a batch that lacks rows") as caught:
@@ -283,7 +287,7 @@ PROVEN: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", PROVEN, ids=range(len(PROVEN)))
 @pytest.mark.parametrize("tail", ["even", "pad"])
-def test_batches_with_a_row_or_id_for_each_sample_are_proven(
+def test_audit_is_sound_for_batches_with_a_row_or_id_for_each_sample(
     options: dict[str, Any], tail: str, tmp_path: Path
 ) -> None:
     options = {"batch_size": 12, "tail": tail, **options}
@@ -322,7 +326,7 @@ UNPROVEN: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("function", "options"), UNPROVEN, ids=range(len(UNPROVEN)))
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_batches_of_other_shapes_are_counted_as_not_proven(
+def test_audit_counts_samples_as_not_proven_if_batches_have_no_row_for_each_sample(
     function: str, options: dict[str, Any], engine: dict[str, Any], tmp_path: Path
 ) -> None:
     loader = feed(size=50, batch_size=12, audit=True, **options, **engine)
@@ -354,7 +358,9 @@ def test_batches_of_other_shapes_are_counted_as_not_proven(
         {"batch_transform": batch_flattened, "id_column": None},
     ],
 )
-def test_the_audit_of_a_loader_is_not_proven_and_says_why(options: dict[str, Any]) -> None:
+def test_audit_of_a_loader_with_unrecognisable_rows_is_not_proven_and_names_the_function(
+    options: dict[str, Any],
+) -> None:
     report = rf.audit(feed(size=50, batch_size=12, **options), epochs=2)
     assert report.sound is None
     (finding,) = [each for each in report.findings if each.code == "rows-not-proven"]
@@ -364,7 +370,7 @@ def test_the_audit_of_a_loader_is_not_proven_and_says_why(options: dict[str, Any
     assert loaded.findings == report.findings
 
 
-def test_ids_of_the_users_own_are_what_an_audit_counts() -> None:
+def test_audit_with_key_counts_the_ids_in_a_field_of_the_users_batches() -> None:
     def graphs(samples: list[dict[str, Any]]) -> dict[str, Any]:
         return flattened(samples) | {"number": torch.tensor([int(sample["y"]) // 10 for sample in samples])}
 
@@ -420,7 +426,7 @@ def ordered_rows(count: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("function", [by_length, by_score, by_name, copies])
 @pytest.mark.parametrize("options", [{"id_column": "id"}, {"tail": "pad"}], ids=["ids", "mask"])
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_ids_and_the_mask_are_not_added_in_another_order_than_the_rows(
+def test_a_collate_fn_that_reorders_rows_raises_transform_error_instead_of_adding_wrong_ids_or_mask(
     engine: dict[str, Any], options: dict[str, Any], function: Callable[[list[Any]], Any]
 ) -> None:
     loader = rf.Loader(rf.from_dataset(ordered_rows(30)), 8, collate_fn=function, **options, **engine)
@@ -430,7 +436,9 @@ def test_ids_and_the_mask_are_not_added_in_another_order_than_the_rows(
 
 @pytest.mark.parametrize("function", [in_order, flipped, torch.utils.data.default_collate])
 @pytest.mark.parametrize("batch_size", [2, 8])
-def test_ids_are_added_to_rows_in_their_order(batch_size: int, function: Callable[[list[Any]], Any]) -> None:
+def test_the_id_column_added_after_a_collate_fn_matches_the_order_of_the_rows(
+    batch_size: int, function: Callable[[list[Any]], Any]
+) -> None:
     rows = ordered_rows(30)
     if function is not in_order:
         rows = [{"y": row["y"], "label": row["label"]} for row in rows]
@@ -443,7 +451,7 @@ def test_ids_are_added_to_rows_in_their_order(batch_size: int, function: Callabl
     assert once == Counter(range(30))
 
 
-def test_values_that_cannot_be_compared_show_no_order() -> None:
+def test_incomparable_or_constant_values_in_a_batch_are_not_taken_for_reordered_rows() -> None:
     def summarised(samples: list[dict[str, Any]]) -> dict[str, Any]:
         samples = samples[::-1]
         return {
@@ -461,7 +469,7 @@ def test_values_that_cannot_be_compared_show_no_order() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [4, 12])
-def test_the_mask_follows_returned_ids(batch_size: int) -> None:
+def test_the_valid_mask_follows_the_ids_of_reordered_rows(batch_size: int) -> None:
     """Samples that fill the last batch are at its end, unless the function has moved them."""
 
     def reverse(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -476,7 +484,7 @@ def test_the_mask_follows_returned_ids(batch_size: int) -> None:
         assert pairs == Counter(zip(expected["id"].tolist(), expected["valid"].tolist(), strict=True))
 
 
-def test_reports_of_ranks_add_up_what_is_not_proven() -> None:
+def test_merged_epoch_audits_add_up_unproven_samples_of_all_ranks() -> None:
     with pytest.warns(UserWarning, match="not proven"):
         parts = [report(rank, 2, batch_size=12, collate_fn=flattened) for rank in range(2)]
     together = EpochAudit.merge(parts)
@@ -487,7 +495,9 @@ def test_reports_of_ranks_add_up_what_is_not_proven() -> None:
 
 @pytest.mark.parametrize("tail", ["even", "drop", "pad"])
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_functions_over_a_stream_are_held_to_their_rows_too(engine: dict[str, Any], tail: Any) -> None:
+def test_a_collate_fn_over_a_stream_that_drops_rows_raises_and_rows_not_proven_are_counted(
+    engine: dict[str, Any], tail: Any
+) -> None:
     def loader(collate_fn: Callable[[list[Any]], Any], id_column: str | None) -> rf.Loader:
         rows = [{"y": 10 * i, "x": np.zeros((1 + i % 3, 2)), "name": "a"} for i in range(31)]
         stream = rf.from_iterable(lambda: iter(rows))
@@ -516,7 +526,7 @@ def test_a_collate_fn_that_drops_a_row_of_tuple_samples_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_batch_of_as_many_rows_as_fields_is_not_taken_for_a_list_of_rows(size: int) -> None:
+def test_a_tuple_of_as_many_fields_as_samples_is_not_counted_as_a_list_of_rows(size: int) -> None:
     def fields(samples: list[Any]) -> Any:
         return tuple(torch.zeros(1 + len(samples) // 2, 5) for _ in samples)
 
@@ -530,20 +540,20 @@ def test_a_batch_of_as_many_rows_as_fields_is_not_taken_for_a_list_of_rows(size:
     assert loader.stats()["unproven_samples"] == (0 if size == 2 else 12)
 
 
-def test_a_sample_that_has_the_name_of_the_id_column_is_an_error() -> None:
+def test_a_sample_field_named_like_the_id_column_raises_transform_error() -> None:
     source = rf.from_dataset([{"id": i} for i in range(4)])
     with pytest.raises(TransformError, match=r"(?s)a name that the loader needs.*'id'"):
         list(rf.Loader(source, 2, id_column="id", collate_fn=lambda samples: {"x": torch.zeros(len(samples))}))
 
 
-def test_a_transform_that_returns_none_is_not_told_to_drop_rows_while_collating() -> None:
+def test_error_for_a_transform_that_returns_none_suggests_select_and_not_collate_fn() -> None:
     with pytest.raises(TransformError, match="the transform returned None") as caught:
         list(feed(transform=lambda sample: None))
     assert "collate_fn" not in str(caught.value)
     assert "source.select(ids)" in str(caught.value)
 
 
-def test_padding_rows_are_among_the_rows_that_went_in() -> None:
+def test_a_padded_batch_counts_its_padding_rows_when_dropped_rows_are_detected() -> None:
     loader = feed(size=10, batch_size=12, tail="pad", collate_fn=rows_of, audit=True)
     (batch,) = loader
     assert sorted(delivered([batch])) == list(range(10))

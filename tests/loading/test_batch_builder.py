@@ -46,7 +46,7 @@ def built_alone() -> list[Any]:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=12))
-def test_steps_made_in_any_order_and_twice_are_the_same(order: list[int]) -> None:
+def test_steps_built_in_any_order_and_repeatedly_give_the_same_batches(order: list[int]) -> None:
     ours, plan, expected = builder(transform=keyed_all), schedule(), built_alone()
     for step in order:
         assert same(ours.build_step(plan, step).batch, expected[step])
@@ -55,7 +55,7 @@ def test_steps_made_in_any_order_and_twice_are_the_same(order: list[int]) -> Non
 @pytest.mark.parametrize("tail", ["even", "drop", "pad"])
 @pytest.mark.parametrize("stride", [1, 3])
 @pytest.mark.parametrize("columns", [None, ["y", "x", "tokens"], ["point"]])
-def test_batches_built_together_are_those_built_alone(
+def test_batches_of_several_steps_built_together_equal_those_built_one_by_one(
     tail: Any, stride: int, columns: list[str] | None, tmp_path: Path
 ) -> None:
     rows = [
@@ -102,7 +102,7 @@ class Told(Memory):
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("ahead", [2, 4, 7, 8, 17, 40])
-def test_a_source_is_told_of_each_step_once_and_in_good_time_from_the_first_on(stride: int, ahead: int) -> None:
+def test_a_source_receives_prefetch_hints_for_each_step_once_before_it_is_read(stride: int, ahead: int) -> None:
     topology = Topology(rank=1, world_size=2)
     plan = Schedule(Plan(400, seed=5), batch_size=3, topology=topology, tail="pad")
     batches = [plan.batch(step).tolist() for step in range(len(plan))]
@@ -137,7 +137,7 @@ class Batched(torch.utils.data.Dataset[dict[str, float]]):
         return [self[index] for index in indices]
 
 
-def test_a_dataset_that_reads_batches_is_asked_for_batches_and_draws_the_same_each_time() -> None:
+def test_a_dataset_with_batched_getitem_is_read_by_batch_with_reproducible_random_numbers() -> None:
     dataset = Batched()
     source = rf.from_dataset(dataset)
     first = list(rf.Loader(source, 4, topology=rf.Topology()))
@@ -147,7 +147,7 @@ def test_a_dataset_that_reads_batches_is_asked_for_batches_and_draws_the_same_ea
     assert [batch["noise"].tolist() for batch in first] == [batch["noise"].tolist() for batch in again]
 
 
-def test_dicts_that_fit_in_no_columns_are_collated_alike_by_every_engine() -> None:
+def test_nested_dict_samples_are_collated_the_same_with_and_without_workers() -> None:
     source = rf.from_dataset([{"x": {"a": number, "b": "text"}} for number in range(4)])
     for workers in (0, 2):
         batches = list(rf.Loader(source, 2, num_workers=workers))

@@ -61,7 +61,7 @@ def resident(path: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_pages_are_dropped_behind_the_reader(folder: Path, shuffle: bool, workers: int) -> None:
+def test_drop_behind_removes_read_pages_from_the_page_cache(folder: Path, shuffle: bool, workers: int) -> None:
     pages = ROWS * VALUES * 4 // mmap.PAGESIZE
     left = {}
     for drop in (False, True):
@@ -81,13 +81,13 @@ def test_pages_are_dropped_behind_the_reader(folder: Path, shuffle: bool, worker
     assert left[True] < 0.5 * pages
 
 
-def test_data_that_are_decoded_cannot_be_dropped(tmp_path: Path) -> None:
+def test_drop_behind_with_a_source_without_mapped_files_raises_argument_error(tmp_path: Path) -> None:
     source = rf.from_dataset([{"x": 1}])
     with pytest.raises(errors.ArgumentError, match="drop_behind"):
         rf.Loader(source, drop_behind=True)
 
 
-def test_the_rows_of_later_steps_are_read_ahead(folder: Path) -> None:
+def test_rows_of_later_steps_are_read_into_the_page_cache_ahead(folder: Path) -> None:
     evict(folder)
     loader = rf.Loader(rf.open(folder), BATCH, shuffle=True, topology=rf.Topology())
     batches = iter(loader)
@@ -114,7 +114,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_reading_ahead_ends_some_steps_later(
+def test_page_cache_read_ahead_stops_after_enough_steps_on_cached_data(
     folder: Path, advised: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rankfeed.loading.row_lookup._COLD_STEPS", 20)
@@ -124,14 +124,14 @@ def test_reading_ahead_ends_some_steps_later(
     assert 20 <= len(advised) <= 20 + (64 << 20) // (BATCH * VALUES * 4)
 
 
-def test_two_iterations_at_once_announce_a_step_once(folder: Path, advised: list[int]) -> None:
+def test_two_concurrent_iterators_announce_each_step_for_read_ahead_once(folder: Path, advised: list[int]) -> None:
     loader = rf.Loader(rf.open(folder), BATCH, shuffle=True, topology=rf.Topology())
     for _ in zip(loader, loader, strict=True):
         pass
     assert 0 < len(advised) <= 2 * -(-ROWS // BATCH)
 
 
-def test_rows_smaller_than_a_page_are_not_announced(tmp_path: Path, advised: list[int]) -> None:
+def test_rows_smaller_than_a_page_are_not_announced_for_read_ahead(tmp_path: Path, advised: list[int]) -> None:
     rf.write(({"x": np.full(64, number)} for number in range(ROWS)), tmp_path / "data", progress=False)
     loader = rf.Loader(rf.open(tmp_path / "data"), BATCH, shuffle=True, topology=rf.Topology())
     assert sum(1 for _ in loader) == -(-ROWS // BATCH)

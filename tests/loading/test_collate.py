@@ -41,7 +41,7 @@ def test_ragged_columns_are_padded_with_zeros_and_have_lengths() -> None:
 
 
 @pytest.mark.parametrize("multiple", [1, 2, 3, 8, 500])
-def test_ragged_columns_are_padded_to_a_multiple(multiple: int) -> None:
+def test_pad_to_pads_ragged_columns_to_a_multiple(multiple: int) -> None:
     loader, plain = feed(pad_to=multiple), feed()
     for batch, without in zip(loader, plain, strict=True):
         for name in ("x", "tokens"):
@@ -54,12 +54,12 @@ def test_ragged_columns_are_padded_to_a_multiple(multiple: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"pad_to": 0}, {"pad_to": 2.5}, {"pad_to": 8, "ragged": "list"}])
-def test_a_multiple_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_invalid_pad_to_raises_an_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(errors.RankfeedError, match="pad_to"):
         feed(**wrong)
 
 
-def test_with_a_multiple_a_model_is_compiled_for_few_shapes() -> None:
+def test_pad_to_reduces_the_shapes_that_torch_compile_compiles() -> None:
     compiled = []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -79,7 +79,7 @@ def test_with_a_multiple_a_model_is_compiled_for_few_shapes() -> None:
 
 
 @pytest.mark.parametrize("ragged", ["nested", "list"])
-def test_ragged_columns_are_nested_tensors_or_lists(ragged: str) -> None:
+def test_ragged_columns_become_nested_tensors_or_lists_as_the_ragged_option_says(ragged: str) -> None:
     for batch in feed(ragged=ragged):
         assert "x_lengths" not in batch
         for name in ("x", "tokens"):
@@ -110,7 +110,7 @@ def backwards(batch: dict[str, Any]) -> dict[str, Any]:
 @every_engine
 @pytest.mark.parametrize("transform", [None, dict], ids=["columns", "samples"])
 @pytest.mark.parametrize("size", [3, 120_000])  # also of less and more than what is sent by pickle from workers
-def test_byte_strings_are_views_of_a_buffer(
+def test_bytes_as_view_returns_uint8_arrays_that_stay_intact_while_kept(
     engine: dict[str, Any], transform: Any, size: int, tmp_path: Path
 ) -> None:
     source = write(
@@ -133,13 +133,13 @@ def test_byte_strings_are_views_of_a_buffer(
     assert bytes(kept) == expected
 
 
-def test_an_unknown_form_of_byte_strings_is_refused() -> None:
+def test_an_unknown_bytes_as_raises_argument_error() -> None:
     with pytest.raises(errors.ArgumentError, match="bytes_as"):
         feed(bytes_as="array")
 
 
 @every_engine
-def test_tuples_of_a_dataset_stay_tuples(engine: dict[str, Any]) -> None:
+def test_tuple_samples_of_a_dataset_are_collated_into_tuples(engine: dict[str, Any]) -> None:
     loader = Loader(Wrapped(Tuples(10)), 4, topology=Topology(), **engine)
     batches = list(loader)
     for batch in batches:
@@ -151,13 +151,13 @@ def test_tuples_of_a_dataset_stay_tuples(engine: dict[str, Any]) -> None:
 
 
 @every_engine
-def test_named_tuples_stay_what_they_are(engine: dict[str, Any]) -> None:
+def test_named_tuple_samples_are_collated_into_the_same_named_tuple_type(engine: dict[str, Any]) -> None:
     for batch in Loader(Wrapped(Pairs(6)), 2, device="cpu", topology=Topology(), **engine):
         assert type(batch) is Pair
         assert torch.equal(batch.image[:, 0], batch.label.float())
 
 
-def test_a_collate_function_gets_the_samples() -> None:
+def test_a_collate_fn_receives_the_samples_and_the_id_column_is_added() -> None:
     options: dict[str, Any] = {"collate_fn": _longest, "columns": ["tokens"]}
     for batch, usual in zip(feed(**options), feed(), strict=True):
         assert batch["longest"] == int(usual["tokens_lengths"].max())
@@ -168,7 +168,7 @@ def _longest(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {"longest": max(len(each["tokens"]) for each in samples)}
 
 
-def test_a_step_with_stand_in_rows_that_cannot_be_masked_is_refused_on_every_rank() -> None:
+def test_tuple_batches_with_padding_rows_raise_transform_error_on_every_rank() -> None:
     state = encode_state(Cursor(0, 9, 3), {"samples": 10, "shuffle": "none", "seed": 0, "lanes": 1}, "")
     for rank in range(3):  # rank 2 has a sample, the others stand-ins: all must stop
         loader = Loader(Wrapped(Tuples(10)), 1, topology=Topology(rank=rank, world_size=3))
@@ -177,7 +177,7 @@ def test_a_step_with_stand_in_rows_that_cannot_be_masked_is_refused_on_every_ran
             list(loader)
 
 
-def test_every_rank_has_the_mask_at_a_step_with_stand_in_rows() -> None:
+def test_every_rank_has_the_valid_mask_at_a_step_with_padding_rows() -> None:
     state = encode_state(Cursor(0, 9, 3), {"samples": 10, "shuffle": "none", "seed": 0, "lanes": 1}, "")
     masks = []
     for rank in range(3):
@@ -189,20 +189,20 @@ def test_every_rank_has_the_mask_at_a_step_with_stand_in_rows() -> None:
     assert masks == [[False], [False], [True]]
 
 
-def test_keys_whose_lengths_would_have_one_name_are_refused() -> None:
+def test_keys_whose_lengths_fields_would_collide_raise_argument_error() -> None:
     samples = [{1: [0], "1": [0, 0]}] * 2
     with pytest.raises(errors.ArgumentError, match="1_lengths"):
         collate_samples(samples, infer_layout(samples))
 
 
-def test_nested_tensors_are_refused_as_what_cannot_be_collated() -> None:
+def test_nested_tensors_in_samples_raise_source_error() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     loader = Loader(from_dataset([{"x": nested}] * 3), 2, topology=Topology())
     with pytest.raises(errors.SourceError, match="'x' cannot be collated"):
         next(iter(loader))
 
 
-def test_source_columns_whose_names_the_loader_needs_are_refused_when_it_is_made() -> None:
+def test_source_columns_with_names_reserved_by_the_loader_raise_argument_error_at_construction() -> None:
     source = Memory(5)
     source.fields = {**Memory.fields, "x_lengths": Memory.fields["y"], "valid": Memory.fields["y"]}  # type: ignore[misc]
     for options in ({}, {"ragged": "list", "tail": "pad"}):
@@ -212,7 +212,7 @@ def test_source_columns_whose_names_the_loader_needs_are_refused_when_it_is_made
     Loader(source, columns=["x", "y"], tail="pad")
 
 
-def test_the_last_fields_of_a_batch_are_the_ids_of_the_plan_and_the_mask_of_valid_rows() -> None:
+def test_the_last_fields_of_a_batch_are_the_sample_ids_and_the_valid_mask() -> None:
     loader = feed(tail="pad")
     batch = next(iter(loader))
     assert batch["id"].tolist() == loader.plan.sample_ids(0, range(len(batch["id"]))).tolist()
@@ -242,7 +242,7 @@ def test_transformed_samples_may_hold_tensors_numbers_lists_and_strings() -> Non
     assert batch["ragged_lengths"].tolist() == [each + 1 for each in batch["id"].tolist()]
 
 
-def test_a_tensor_that_numpy_cannot_hold_is_stacked_by_torch_or_named() -> None:
+def test_bfloat16_tensors_are_stacked_by_torch_and_mixed_dtypes_raise_naming_the_sample() -> None:
     batch = next(iter(feed(transform=lambda sample: {"y": torch.ones(2, dtype=torch.bfloat16)})))
     assert (batch["y"].dtype, batch["y"].shape) == (torch.bfloat16, (4, 2))
 
@@ -253,18 +253,18 @@ def test_a_tensor_that_numpy_cannot_hold_is_stacked_by_torch_or_named() -> None:
         list(feed(transform=changing))
 
 
-def test_a_column_that_is_ragged_stays_ragged_where_a_batch_happens_to_be_even() -> None:
+def test_a_ragged_column_has_lengths_even_if_all_rows_of_a_batch_have_the_same_length() -> None:
     (batch, *_) = Loader(Memory(2), 1, columns=["x"], topology=Topology())
     assert "x_lengths" in batch
 
 
-def test_a_ragged_element_of_a_tuple_has_its_lengths_in_its_place() -> None:
+def test_a_ragged_element_of_a_tuple_becomes_a_pair_of_padded_tensor_and_lengths() -> None:
     ragged = Wrapped([(torch.ones(each), each) for each in range(1, 5)])
     (padded, lengths), numbers = next(iter(Loader(ragged, 2, topology=Topology())))
     assert (padded.tolist(), lengths.tolist(), numbers.tolist()) == ([[1, 0], [1, 1]], [1, 2], [1, 2])
 
 
-def test_collate_of_plain_samples_follows_torch() -> None:
+def test_collate_of_numbers_strings_dicts_and_lists_follows_torch_default_collate() -> None:
     def collated(samples: list[Any]) -> Any:
         return collate_samples(samples, infer_layout(samples))[0]
 
@@ -274,7 +274,7 @@ def test_collate_of_plain_samples_follows_torch() -> None:
     assert [part.tolist() for part in collated([[torch.ones(1), 2], [torch.zeros(1), 4]])] == [[[1], [0]], [2, 4]]
 
 
-def test_all_rows_may_be_empty() -> None:
+def test_a_ragged_column_whose_rows_are_all_empty_is_collated() -> None:
     rows = Columns.from_samples([{"x": []}, {"x": []}], Memory.fields)
     batch, _ = collate(rows, "pad")
     assert batch["x"].shape[:2] == (2, 0)
@@ -282,7 +282,7 @@ def test_all_rows_may_be_empty() -> None:
     assert [len(row) for row in collate(rows, "list")[0]["x"]] == [0, 0]
 
 
-def test_a_packed_sequence_moves_its_own_tensors() -> None:
+def test_to_device_moves_a_packed_sequence_and_keeps_batch_sizes_on_the_cpu() -> None:
     sequence = torch.nn.utils.rnn.pack_sequence([torch.arange(3.0), torch.arange(2.0)])
     moved = to_device({"x": sequence}, torch.device("meta"))["x"]
     assert moved.data.device.type == "meta"

@@ -28,7 +28,7 @@ def on_cpu(batches: Any) -> Any:
 
 @pytest.mark.parametrize("ragged", ["pad", "list"])
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_batches_hold_what_they_hold_on_the_cpu(engine: dict[str, Any], ragged: Any) -> None:
+def test_batches_on_cuda_equal_batches_on_the_cpu(engine: dict[str, Any], ragged: Any) -> None:
     options: dict[str, Any] = {"size": 400, "shuffle": "global", "seed": 3, "ragged": ragged}
     batches = list(feed(device="cuda", **engine, **options))
     assert all(each.device.type == "cuda" for each in tree_leaves(batches) if isinstance(each, torch.Tensor))
@@ -36,7 +36,7 @@ def test_batches_hold_what_they_hold_on_the_cpu(engine: dict[str, Any], ragged: 
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_nested_tensors(engine: dict[str, Any]) -> None:
+def test_nested_tensor_batches_on_cuda_equal_those_on_the_cpu(engine: dict[str, Any]) -> None:
     found = list(feed(device="cuda", ragged="nested", **engine))
     for one, other in zip(found, feed(ragged="nested"), strict=True):
         assert one["x"].is_nested
@@ -46,7 +46,7 @@ def test_nested_tensors(engine: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_a_busy_gpu_does_not_receive_the_next_batch_in_place_of_this_one(engine: dict[str, Any]) -> None:
+def test_batches_copied_to_a_busy_gpu_are_not_overwritten_by_the_next_batch(engine: dict[str, Any]) -> None:
     """A copy that waits behind other work reads the memory that the CPU had at the call."""
     rows = torch.arange(2000 * 4096, dtype=torch.float32).reshape(2000, 4096)
     data = rf.from_dataset(torch.utils.data.TensorDataset(rows))
@@ -63,7 +63,7 @@ def test_a_busy_gpu_does_not_receive_the_next_batch_in_place_of_this_one(engine:
 
 @pytest.mark.parametrize("size", [16, 4096])
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_rows_of_files_that_are_copied_for_several_steps(
+def test_batches_from_packed_files_on_a_busy_gpu_equal_those_on_the_cpu(
     engine: dict[str, Any], size: int, tmp_path: Path
 ) -> None:
     rows = ({"x": np.full(size, i, np.float32), "r": np.full(i % 9, i)} for i in range(3000))
@@ -79,7 +79,7 @@ def test_rows_of_files_that_are_copied_for_several_steps(
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_resuming(engine: dict[str, Any]) -> None:
+def test_a_loader_on_cuda_resumes_in_mid_epoch_with_the_remaining_batches(engine: dict[str, Any]) -> None:
     options: dict[str, Any] = {"size": 200, "shuffle": "global", "device": "cuda", **engine}
     whole, first = feed(**options), feed(**options)
     everything = list(whole)
@@ -89,7 +89,7 @@ def test_resuming(engine: dict[str, Any]) -> None:
     assert same(on_cpu(begun + list(second)), on_cpu(everything))
 
 
-def test_pinned_memory_is_given_back() -> None:
+def test_pinned_memory_does_not_grow_over_epochs() -> None:
     """Pinned memory is reused: it does not grow with the number of batches."""
     data = rf.from_dataset(torch.utils.data.TensorDataset(torch.zeros(4096, 1024)))
     loader = rf.Loader(data, 64, device="cuda", topology=rf.Topology())

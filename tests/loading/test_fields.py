@@ -63,7 +63,9 @@ def ones(index: int) -> dict[str, Any]:
 
 @every_engine
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_lengths_are_in_every_batch_on_every_rank(engine: dict[str, Any], ranks: int) -> None:
+def test_a_field_declared_ragged_has_lengths_in_every_batch_on_every_rank(
+    engine: dict[str, Any], ranks: int
+) -> None:
     seen = []
     for rank in range(ranks):
         source = rf.from_dataset(Made(ones), ragged=["x"])
@@ -74,7 +76,7 @@ def test_lengths_are_in_every_batch_on_every_rank(engine: dict[str, Any], ranks:
     assert len(Counter(seen)) == 1
 
 
-def test_what_differs_in_its_first_dimension_among_eight_samples_is_ragged() -> None:
+def test_a_field_whose_first_dimension_differs_among_eight_probed_samples_is_ragged() -> None:
     loader = rf.Loader(rf.from_dataset(Made(lambda index: {"x": np.ones((index % 5, 2))})), 1)
     assert {str(kinds(batch)) for batch in loader} == {
         "{'x': ('torch.float64', 3), 'x_lengths': ('torch.int64', 1)}"
@@ -82,7 +84,7 @@ def test_what_differs_in_its_first_dimension_among_eight_samples_is_ragged() -> 
 
 
 @every_engine
-def test_an_empty_list_fits_any_type(engine: dict[str, Any]) -> None:
+def test_an_empty_list_does_not_change_the_dtype_of_a_field(engine: dict[str, Any]) -> None:
     rows = [{"x": [9007199254740993]}, {"x": []}]
     (batch,) = rf.Loader(rf.from_dataset(rows), 2, **engine)
     assert (batch["x"].tolist(), batch["x_lengths"].tolist()) == ([[9007199254740993], [0]], [1, 0])
@@ -92,7 +94,7 @@ def test_an_empty_list_fits_any_type(engine: dict[str, Any]) -> None:
     assert batch[0][0].tolist() == [[[0, 0]], [[1, 2]]]
 
 
-def test_where_all_of_eight_lists_are_empty_more_are_read() -> None:
+def test_more_samples_are_probed_for_the_dtype_if_the_first_eight_lists_are_empty() -> None:
     rows = [{"x": [5] if index == 62 else []} for index in range(400)]
     assert all(batch["x"].dtype == torch.int64 for batch in rf.Loader(rf.from_dataset(rows), 10))
     rows = [{"x": [5] if index == 399 else []} for index in range(400)]
@@ -116,7 +118,9 @@ def test_where_all_of_eight_lists_are_empty_more_are_read() -> None:
     ],
     ids=str,
 )
-def test_types_that_differ_meet_in_one_that_holds_both(values: list[Any], dtype: torch.dtype) -> None:
+def test_values_of_different_types_are_promoted_to_a_dtype_that_holds_both(
+    values: list[Any], dtype: torch.dtype
+) -> None:
     for source in (rf.from_dataset([{"x": value} for value in values]), rf.from_iterable([(v,) for v in values])):
         (batch,) = rf.Loader(source, 2)
         column = batch["x"] if isinstance(batch, dict) else batch[0]
@@ -136,7 +140,7 @@ def test_types_that_differ_meet_in_one_that_holds_both(values: list[Any], dtype:
     ],
     ids=str,
 )
-def test_values_that_nothing_holds_together_are_refused_before_the_first_step(values: list[Any]) -> None:
+def test_values_without_a_common_dtype_raise_an_error_naming_the_sample(values: list[Any]) -> None:
     for rows in ([{"x": value} for value in values], [(value, 0) for value in values]):
         for source in (rf.from_dataset(rows), rf.from_iterable(rows)):
             with pytest.raises(RankfeedError, match=r"sample [01]"):
@@ -170,14 +174,16 @@ def test_values_that_nothing_holds_together_are_refused_before_the_first_step(va
     ],
     ids=str,
 )
-def test_a_later_sample_that_differs_is_named(engine: dict[str, Any], odd: Any, usual: Any, said: str) -> None:
+def test_a_later_sample_that_does_not_fit_its_field_raises_source_error_naming_sample_and_step(
+    engine: dict[str, Any], odd: Any, usual: Any, said: str
+) -> None:
     loader = rf.Loader(rf.from_dataset(Made(but(OTHER, odd, usual))), 4, **engine)
     with pytest.raises(SourceError, match=said) as caught:
         list(loader)
     assert "sample 50, rank 0, epoch 0, step 12" in str(caught.value)
 
 
-def test_the_line_that_an_error_tells_to_write_helps() -> None:
+def test_declaring_ragged_or_fields_as_the_error_suggests_fixes_mismatched_samples() -> None:
     dataset = Made(but(OTHER, {"x": np.ones(3)}, {"x": np.ones(2)}))
     batches = list(rf.Loader(rf.from_dataset(dataset, ragged=["x"]), 4))
     assert all("x_lengths" in batch for batch in batches)
@@ -194,7 +200,7 @@ def shaped(index: int) -> dict[str, Any]:
     return {"x": np.full((1 + index % 3, 1 + index % 2), index)}
 
 
-def test_arrays_that_differ_in_other_dimensions_are_lists_or_refused() -> None:
+def test_arrays_that_differ_beyond_the_first_dimension_raise_an_error_unless_ragged_is_list() -> None:
     with pytest.raises(SourceError, match=r'(?s)before the first.*ragged="list".*collate_fn'):
         next(iter(rf.Loader(rf.from_dataset(Made(shaped)), 4)))
     with pytest.raises(TransformError, match=r'(?s)the transform.*before the first.*ragged="list".*collate_fn'):
@@ -204,7 +210,9 @@ def test_arrays_that_differ_in_other_dimensions_are_lists_or_refused() -> None:
 
 
 @every_engine
-def test_tuples_stay_tuples_with_lengths_in_the_place_of_what_is_ragged(engine: dict[str, Any]) -> None:
+def test_tuple_batches_hold_a_pair_of_padded_tensor_and_lengths_for_a_ragged_element(
+    engine: dict[str, Any],
+) -> None:
     rows = [
         (np.full((index % 3, 2), index), index, {"z": [index] * (index % 2), "s": str(index)})
         for index in range(9)
@@ -223,7 +231,7 @@ def test_tuples_stay_tuples_with_lengths_in_the_place_of_what_is_ragged(engine: 
     assert [len(each) for each in batch.image] == [0, 1, 2]
 
 
-def test_eight_samples_are_read_by_the_process_that_iterates_at_its_first_step() -> None:
+def test_fields_are_inferred_once_from_the_same_eight_samples_on_every_rank_at_the_first_step() -> None:
     def transform(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         calls.append(sample["y"])
         return {**sample, "draw": rng.random(), "other": random.random(), "third": np.random.rand()}
@@ -258,7 +266,7 @@ def test_eight_samples_are_read_by_the_process_that_iterates_at_its_first_step()
     assert len(Counter(probes[0])) == 8
 
 
-def test_what_is_declared_needs_no_look_at_samples() -> None:
+def test_declared_fields_are_used_without_probing_samples() -> None:
     dataset = Made(ones)
     source = rf.from_dataset(dataset, fields={"x": "float32[*]", "y": "int64"})
     assert list(source.fields) == ["x", "y"]
@@ -279,12 +287,12 @@ def test_what_is_declared_needs_no_look_at_samples() -> None:
 @pytest.mark.parametrize(
     "fields", [5, {}, {"x": "number"}, {"x": "int64[a]"}, {"x": "S5"}, {"x": ()}, {"x": "float32[2, *]"}]
 )
-def test_fields_that_cannot_be_meant_are_refused(fields: Any) -> None:
+def test_invalid_fields_declarations_raise_argument_error(fields: Any) -> None:
     with pytest.raises(rf.errors.ArgumentError):
         rf.from_dataset([{"x": 1}], fields=fields)
 
 
-def test_names_that_are_no_fields_are_refused() -> None:
+def test_ragged_with_invalid_or_unknown_field_names_raises_an_error() -> None:
     for ragged in ("x", 5, [1.5]):
         with pytest.raises(rf.errors.ArgumentError, match="invalid ragged"):
             rf.from_dataset([{"x": 1}], ragged=ragged)  # type: ignore[arg-type]
@@ -295,7 +303,7 @@ def test_names_that_are_no_fields_are_refused() -> None:
             list(rf.Loader(source))
 
 
-def test_with_a_collate_function_nothing_is_looked_at_and_samples_come_as_they_are() -> None:
+def test_a_collate_fn_receives_unconverted_samples_without_probing_the_dataset() -> None:
     dataset = Made(lambda index: {"x": object()} if index % 2 else {"y": [1, "a"], "z": torch.ones(1)})
     for batch in rf.Loader(rf.from_dataset(dataset), 2, collate_fn=list):
         assert type(batch[0]["z"]) is torch.Tensor
@@ -319,7 +327,7 @@ def test_a_transform_gets_samples_as_the_dataset_returns_them() -> None:
         list(rf.Loader(rf.from_dataset(dataset), 4, columns=["x", "extra"]))
 
 
-def test_a_sample_that_fails_is_left_to_the_step_that_delivers_it() -> None:
+def test_a_transform_error_in_a_probed_sample_is_raised_only_at_its_own_step() -> None:
     def transform(sample: dict[str, Any]) -> dict[str, Any]:
         return {"x": 1 // (sample["y"] - rf_probed)}
 
@@ -341,7 +349,7 @@ def probed(size: int) -> list[int]:
     return sorted((dataset.read - Counter([0])).elements())
 
 
-def test_a_transform_that_returns_a_list_has_a_ragged_field() -> None:
+def test_a_transform_that_returns_lists_gives_a_ragged_field() -> None:
     source = rf.from_dataset(Made(but(OTHER, 3, 2)))
     with pytest.raises(TransformError, match=r"(?s)sample 50.*from_dataset\(dataset, ragged=\[.x.\]\)"):
         list(rf.Loader(source, 4, transform=lambda number: {"x": np.ones(number)}))
@@ -349,7 +357,7 @@ def test_a_transform_that_returns_a_list_has_a_ragged_field() -> None:
         assert "x_lengths" in batch
 
 
-def test_several_datasets_have_fields_in_common() -> None:
+def test_concatenated_datasets_get_common_fields_or_raise_source_error() -> None:
     one = rf.from_dataset([{"x": np.ones(2 + (index == 2))} for index in range(20)])
     other = rf.from_dataset([{"x": np.ones(3)}] * 20)
     for batch in rf.Loader(rf.concat([one, other]), 4):
@@ -370,7 +378,7 @@ def stream_of(make: Callable[[int], Any], size: int = 100) -> Callable[[], Itera
 
 
 @every_engine
-def test_the_first_batch_fixes_the_fields_of_a_stream(engine: dict[str, Any]) -> None:
+def test_fields_of_a_stream_are_inferred_from_its_first_batch(engine: dict[str, Any]) -> None:
     def growing(index: int) -> dict[str, Any]:
         return {"x": np.ones(1 + (index == 1)), "y": 0.5 if index == 3 else index}
 
@@ -387,7 +395,7 @@ def test_the_first_batch_fixes_the_fields_of_a_stream(engine: dict[str, Any]) ->
 
 @every_engine
 @pytest.mark.parametrize("transform", [None, lambda sample: {"x": sample["x"]}], ids=["plain", "transform"])
-def test_ranks_that_read_one_stream_alone_fix_the_same_fields(engine: dict[str, Any], transform: Any) -> None:
+def test_ranks_that_read_the_same_stream_infer_the_same_fields(engine: dict[str, Any], transform: Any) -> None:
     def odd_ranks(index: int) -> dict[str, Any]:
         return {"x": [0.5] if index % 2 else [] if index else [1]}
 
@@ -400,7 +408,7 @@ def test_ranks_that_read_one_stream_alone_fix_the_same_fields(engine: dict[str, 
     assert "torch.float64" in seen[0]
 
 
-def test_a_stream_that_is_read_for_its_fields_loses_nothing_and_keeps_its_state() -> None:
+def test_probing_a_stream_for_its_fields_loses_no_sample_and_keeps_its_own_state() -> None:
     loader = rf.Loader(rf.from_iterable(partial(StatefulStream, 20)), 3, tail="drop")
     steps = iter(loader)
     assert [next(steps)["x"].tolist() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
@@ -415,7 +423,9 @@ def test_a_stream_that_is_read_for_its_fields_loses_nothing_and_keeps_its_state(
 
 
 @pytest.mark.parametrize("wrap", [list, rf.from_dataset], ids=["iterable", "dataset"])
-def test_writing_loses_no_digits_to_an_empty_list_and_widens_to_what_comes_late(wrap: Any, tmp_path: Path) -> None:
+def test_rf_write_keeps_int64_despite_an_empty_list_and_widens_dtypes_for_later_rows(
+    wrap: Any, tmp_path: Path
+) -> None:
     rows = [{"x": [9007199254740993], "y": 1, "z": np.ones(2)} for _ in range(600)]
     rows[300] = {"x": [], "y": 2.5, "z": np.ones(3)}
     written = rf.write(wrap(rows), tmp_path / "one", progress=False)
@@ -430,7 +440,7 @@ def test_writing_loses_no_digits_to_an_empty_list_and_widens_to_what_comes_late(
 # Columns by the name of nothing
 
 
-def test_a_column_named_by_nothing_is_one_as_any_other(tmp_path: Path) -> None:
+def test_a_column_named_by_the_empty_string_works_like_any_other(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **{"": np.arange(6), "x": np.arange(6.0)})
     source = rf.open(tmp_path / "data.npz")
     assert set(source.fields) == {"", "x"}
@@ -468,7 +478,9 @@ class Refilled(Dataset[Any]):
 
 @every_engine
 @pytest.mark.parametrize("stream", [False, True], ids=["dataset", "stream"])
-def test_arrays_that_are_filled_again_for_each_sample_are_copied(engine: dict[str, Any], stream: bool) -> None:
+def test_a_dataset_that_reuses_one_array_for_all_samples_gives_correct_batches(
+    engine: dict[str, Any], stream: bool
+) -> None:
     source: Any = rf.from_iterable(lambda: iter(Refilled())) if stream else rf.from_dataset(Refilled())
     if engine.get("num_workers", 0) > 1 and engine.get("worker_kind", "thread") == "thread" and not stream:
         engine = {**engine, "num_workers": 1}  # two threads would fill the array at once
@@ -487,7 +499,7 @@ def in_place(sample: dict[str, Any]) -> dict[str, Any]:
 
 @every_engine
 @pytest.mark.parametrize("wrap", [rf.from_dataset, rf.from_iterable], ids=["dataset", "stream"])
-def test_a_transform_that_works_in_place_changes_no_sample_of_the_user(engine: dict[str, Any], wrap: Any) -> None:
+def test_an_in_place_transform_does_not_change_the_users_samples(engine: dict[str, Any], wrap: Any) -> None:
     samples: list[Any] = [
         {"x": np.full(3, float(i)), "list": [i], "y": i, "inner": {"t": torch.tensor([i])}} for i in range(20)
     ]
@@ -505,7 +517,9 @@ def test_a_transform_that_works_in_place_changes_no_sample_of_the_user(engine: d
 @pytest.mark.parametrize("engine", [ENGINES[0], ENGINES[1], ENGINES[3]], ids=[NAMES[0], NAMES[1], NAMES[3]])
 @pytest.mark.parametrize("kind", ["array", "view", "tensor", "list", "dict"])
 @pytest.mark.parametrize("source", ["columns", "dataset", "stream"])
-def test_a_transform_that_reuses_the_memory_of_its_result(source: str, kind: str, engine: dict[str, Any]) -> None:
+def test_a_transform_that_reuses_its_output_memory_gives_correct_batches(
+    source: str, kind: str, engine: dict[str, Any]
+) -> None:
     sources: dict[str, Any] = {
         "columns": Memory(20),
         "dataset": Wrapped([{"y": number * 10} for number in range(20)]),

@@ -63,7 +63,7 @@ def place(feed: Any) -> tuple[int, int]:
 
 
 @each_kind
-def test_a_rank_that_is_known_travels_to_workers(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detected_rank_is_pickled_to_dataloader_workers(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = make()
     become(monkeypatch, 2, 3)
     travelled = pickle.dumps(feed)
@@ -76,7 +76,9 @@ def test_a_rank_that_is_known_travels_to_workers(make: Any, monkeypatch: pytest.
 
 
 @each_kind
-def test_a_rank_that_is_known_travels_to_where_nothing_is(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detected_rank_is_pickled_to_a_process_without_launcher_variables(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         become(patch, 2, 3)
         travelled = pickle.dumps(make())
@@ -85,7 +87,9 @@ def test_a_rank_that_is_known_travels_to_where_nothing_is(make: Any, monkeypatch
 
 
 @each_kind
-def test_a_rank_of_a_group_travels_to_processes_it_starts(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_of_a_process_group_is_pickled_to_child_processes(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     become(monkeypatch, 0, 1)
     feed = make()
     with in_group(1, 4):
@@ -97,7 +101,7 @@ def test_a_rank_of_a_group_travels_to_processes_it_starts(make: Any, monkeypatch
 @each_kind
 @pytest.mark.parametrize("asked", [False, True], ids=["unasked", "asked"])
 @pytest.mark.parametrize("launched", [{"RANK": "0", "WORLD_SIZE": "1"}, STEP], ids=["torchrun", "srun"])
-def test_ranks_that_one_task_starts_stand_where_their_own_group_says(
+def test_ranks_started_by_one_launcher_task_use_the_rank_of_their_process_group(
     make: Any, asked: bool, launched: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in launched.items():
@@ -121,7 +125,9 @@ def test_ranks_that_one_task_starts_stand_where_their_own_group_says(
 
 
 @each_kind
-def test_ranks_that_are_started_read_their_environment(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_unpickled_in_a_spawned_rank_detects_the_rank_from_its_environment(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unasked = pickle.dumps(make())  # as torch.multiprocessing.spawn does it, from a process that is no rank
     become(monkeypatch, 0, 1)
     feed = make()
@@ -137,7 +143,9 @@ def test_ranks_that_are_started_read_their_environment(make: Any, monkeypatch: p
 
 
 @each_kind
-def test_who_asked_before_there_were_ranks_asks_again(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topology_read_before_the_launcher_variables_are_set_is_detected_again(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     feed = make()
     assert (feed.topology.rank, feed.topology.world_size) == (0, 1)  # as a length does that a scheduler is given
     assert iter(feed) is not None

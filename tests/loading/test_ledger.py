@@ -35,7 +35,9 @@ def said(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_a_step_is_recorded_when_it_is_delivered_not_when_built(engine: dict[str, Any], tmp_path: Path) -> None:
+def test_a_step_is_recorded_in_the_ledger_when_it_is_delivered_and_not_when_it_is_built(
+    engine: dict[str, Any], tmp_path: Path
+) -> None:
     loader = rf.Loader(Memory(40), 4, audit=tmp_path, columns=["y"], **engine)
     batches = iter(loader)
     for count in range(1, 6):
@@ -63,7 +65,7 @@ def test_verify_run_counts_delivered_and_dropped_samples_for_each_tail(
     assert (epoch.delivered, epoch.dropped) == ((size // 4 * 4, size % 4) if tail == "drop" else (size, 0))
 
 
-def test_loaders_of_a_process_share_a_file_and_are_told_apart(tmp_path: Path) -> None:
+def test_two_loaders_of_a_process_share_one_ledger_file_and_are_verified_separately(tmp_path: Path) -> None:
     train, valid = rf.Loader(Memory(40), 4, shuffle=True, audit=tmp_path), rf.Loader(Memory(9), 4, audit=tmp_path)
     for _ in range(3):
         for _ in train:
@@ -76,7 +78,7 @@ def test_loaders_of_a_process_share_a_file_and_are_told_apart(tmp_path: Path) ->
     assert sorted((len(each.epochs), each.epochs[0].delivered) for each in verdict.loaders) == [(3, 9), (3, 40)]
 
 
-def test_a_loader_that_is_made_anew_goes_on(tmp_path: Path) -> None:
+def test_verify_run_joins_the_ledgers_of_loaders_resumed_from_a_state_into_one_epoch(tmp_path: Path) -> None:
     state: Any = None
     for stop in (3, 2, 99):
         loader = rf.Loader(Memory(40), 4, audit=tmp_path)
@@ -89,7 +91,7 @@ def test_a_loader_that_is_made_anew_goes_on(tmp_path: Path) -> None:
     assert (told.epochs[0].delivered, told.missing, told.again) == (40, 0, 0)
 
 
-def test_a_break_and_an_epoch_begun_anew_are_told(tmp_path: Path) -> None:
+def test_verify_run_reports_samples_repeated_after_a_break_and_samples_left_early(tmp_path: Path) -> None:
     loader = rf.Loader(Memory(40), 4, audit=tmp_path)
     next(iter(loader))
     for _ in loader:
@@ -105,7 +107,7 @@ def test_a_break_and_an_epoch_begun_anew_are_told(tmp_path: Path) -> None:
     assert verdict.sound
 
 
-def test_two_iterations_at_once_are_an_error(tmp_path: Path) -> None:
+def test_verify_run_is_unsound_for_two_concurrent_iterators(tmp_path: Path) -> None:
     loader = rf.Loader(Memory(40), 4, audit=tmp_path)
     first, second = iter(loader), iter(loader)
     for _ in range(2):
@@ -116,7 +118,7 @@ def test_two_iterations_at_once_are_an_error(tmp_path: Path) -> None:
     assert "two iterations over the same data were active at the same time" in str(verdict)
 
 
-def test_a_copied_and_a_pickled_loader_keep_the_folder(tmp_path: Path) -> None:
+def test_a_copied_and_pickled_loader_writes_to_the_same_ledger_folder(tmp_path: Path) -> None:
     for loader in (copy.copy(rf.Loader(Memory(8), 4, audit=tmp_path / "a")),):
         next(iter(pickle.loads(pickle.dumps(loader))))
     assert len(said(tmp_path / "a")) == 2
@@ -135,7 +137,7 @@ def test_a_forked_child_writes_its_own_ledger(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_folder_that_was_deleted_gets_a_new_ledger(tmp_path: Path) -> None:
+def test_a_deleted_ledger_folder_is_created_again(tmp_path: Path) -> None:
     folder = tmp_path / "ledger"
     for _ in range(2):
         loader = rf.Loader(Memory(8), 4, audit=folder, columns=["y"])
@@ -149,12 +151,12 @@ def test_a_folder_that_was_deleted_gets_a_new_ledger(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("audit", ["", 1, None, ["folder"]])
-def test_what_is_neither_a_folder_nor_a_bool_is_refused(audit: Any) -> None:
+def test_an_audit_argument_that_is_neither_a_path_nor_a_bool_raises_argument_error(audit: Any) -> None:
     with pytest.raises(ArgumentError, match="audit"):
         rf.Loader(Memory(8), audit=audit)
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_at_the_first_step(tmp_path: Path) -> None:
+def test_an_unwritable_ledger_folder_raises_audit_error_at_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     loader = rf.Loader(Memory(8), audit=tmp_path / "file")
     for _ in range(2):  # and stays one
@@ -177,7 +179,7 @@ except rf.errors.AuditError as error:
 """
 
 
-def test_a_full_disk_is_an_error_and_the_steps_before_it_are_there(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_the_ledger_keeps_all_steps_before_it(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True, timeout=600
     )
@@ -188,14 +190,14 @@ def test_a_full_disk_is_an_error_and_the_steps_before_it_are_there(tmp_path: Pat
     assert 0 < steps == verdict.loaders[0].epochs[0].delivered // 2 < 50
 
 
-def test_nothing_is_written_before_the_first_step(tmp_path: Path) -> None:
+def test_no_ledger_is_written_before_the_first_step(tmp_path: Path) -> None:
     loader = rf.Loader(Memory(8), audit=tmp_path / "ledger")
     len(loader)
     iter(loader)
     assert not (tmp_path / "ledger").exists()
 
 
-def test_a_name_of_the_launch_comes_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launch_id_of_a_ledger_changes_with_the_slurm_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     name = ledger._launch_id()
@@ -208,12 +210,12 @@ class Talkative(list[dict[str, int]]):
         raise AssertionError("this goes through all of the data")
 
 
-def test_no_sample_is_named_in_a_ledger(tmp_path: Path) -> None:
+def test_a_ledger_does_not_contain_the_repr_of_samples(tmp_path: Path) -> None:
     next(iter(rf.Loader(rf.from_dataset(Talkative([{"x": 1}] * 5)), audit=tmp_path)))
     assert said(tmp_path)[0].content.data == "TorchDatasetSource(5 samples)"
 
 
-def test_a_step_names_the_function_that_may_have_left_samples_out(tmp_path: Path) -> None:
+def test_a_ledger_step_records_which_function_may_have_dropped_samples(tmp_path: Path) -> None:
     """In its highest byte, which earlier versions left at 0; a value of a later version is damage."""
     next(iter(rf.Loader(Memory(40), 4, audit=tmp_path, columns=["y"])))
     header, seed = encode_header(0, said(tmp_path)[0].content)
