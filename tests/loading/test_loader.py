@@ -54,7 +54,7 @@ def of_ranks(world_size: int, **options: Any) -> list[Loader]:
     shuffle=st.sampled_from([False, "global", "window"]),
     num_workers=st.sampled_from([0, 0, 2]),
 )
-def test_every_sample_once_and_equal_steps_for_any_topology(
+def test_loader_delivers_every_sample_once_in_equal_steps_for_any_topology(
     size: int, world_size: int, batch_size: int, tail: str, shuffle: Any, num_workers: int
 ) -> None:
     if size < world_size:
@@ -70,7 +70,7 @@ def test_every_sample_once_and_equal_steps_for_any_topology(
 @pytest.mark.parametrize("tail", ["even", "drop"])
 @pytest.mark.parametrize("shuffle", ["none", "global", "window"])
 @pytest.mark.parametrize("size", [48, 49, 67, 71, 24])
-def test_global_batches_are_the_same_sets_for_any_world_size(tail: str, shuffle: str, size: int) -> None:
+def test_global_batches_contain_the_same_samples_for_any_world_size(tail: str, shuffle: str, size: int) -> None:
     by_world = []
     for world_size in (1, 2, 3, 4, 6):
         loaders = of_ranks(
@@ -80,7 +80,7 @@ def test_global_batches_are_the_same_sets_for_any_world_size(tail: str, shuffle:
     assert all(each == by_world[0] for each in by_world)
 
 
-def test_more_ranks_than_samples_is_refused_but_under_pad() -> None:
+def test_more_ranks_than_samples_raises_plan_error_unless_tail_is_pad() -> None:
     with pytest.raises(errors.PlanError, match="fewer samples than there are ranks"):
         iter(feed(0, 5, size=4))
     with pytest.raises(errors.PlanError):
@@ -89,7 +89,7 @@ def test_more_ranks_than_samples_is_refused_but_under_pad() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_exhausting_moves_on_to_the_next_epoch_and_a_break_begins_it_anew(engine: dict[str, Any]) -> None:
+def test_exhausting_the_loader_advances_the_epoch_and_a_break_restarts_it(engine: dict[str, Any]) -> None:
     loader = feed(**engine)
     first = delivered(list(loader))
     assert loader.epoch == 1
@@ -107,7 +107,9 @@ def test_exhausting_moves_on_to_the_next_epoch_and_a_break_begins_it_anew(engine
 
 @pytest.mark.parametrize("tail", ["even", "drop", "pad"])
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_a_loop_that_counts_the_steps_of_an_epoch_moves_on_to_the_next(engine: dict[str, Any], tail: str) -> None:
+def test_taking_exactly_len_batches_advances_to_the_next_epoch_at_the_next_iteration(
+    engine: dict[str, Any], tail: str
+) -> None:
     expected = feed(tail=tail)
     loader = feed(tail=tail, **engine)
     for epoch in range(3):
@@ -129,7 +131,7 @@ def _at_epoch(loader: Loader, epoch: int) -> Loader:
     return loader
 
 
-def test_len_is_steps_done_and_steps_left() -> None:
+def test_len_of_a_loader_is_steps_done_plus_steps_left_in_the_epoch() -> None:
     loader = feed()
     total = len(loader)
     iterator = iter(loader)
@@ -140,7 +142,7 @@ def test_len_is_steps_done_and_steps_left() -> None:
     assert len(other) == 5 + len(list(other))
 
 
-def test_set_epoch_to_the_current_one_keeps_a_loaded_place_and_another_starts_anew() -> None:
+def test_set_epoch_keeps_a_loaded_position_in_the_same_epoch_and_resets_it_for_another_epoch() -> None:
     state = state_after(3, epoch=4)
     loader = loaded(state)
     loader.set_epoch(4)
@@ -152,7 +154,7 @@ def test_set_epoch_to_the_current_one_keeps_a_loaded_place_and_another_starts_an
     assert_once(delivered(list(loader)), 50)
 
 
-def test_set_epoch_while_iterating_lets_the_iteration_end_but_not_move_the_loader() -> None:
+def test_set_epoch_during_an_iteration_lets_it_finish_without_moving_the_loader() -> None:
     loader = feed()
     iterator = iter(loader)
     seen = take(iterator, 2)
@@ -162,7 +164,7 @@ def test_set_epoch_while_iterating_lets_the_iteration_end_but_not_move_the_loade
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_an_iteration_that_has_not_begun_follows_the_loader(engine: dict[str, Any]) -> None:
+def test_set_epoch_after_iter_but_before_the_first_batch_applies_to_that_iterator(engine: dict[str, Any]) -> None:
     loader = feed(**engine)
     iterator = iter(loader)
     loader.batch_sampler.sampler.set_epoch(3)  # where Lightning does it, after iter()
@@ -173,7 +175,7 @@ def test_an_iteration_that_has_not_begun_follows_the_loader(engine: dict[str, An
     assert loader.epoch == 4
 
 
-def test_a_framework_does_not_lead_back_from_a_loaded_place() -> None:
+def test_set_epoch_of_a_framework_to_an_earlier_epoch_keeps_the_loaded_position() -> None:
     state = state_after(3, epoch=1)
     loader = loaded(state)
     loader.batch_sampler.sampler.set_epoch(0)
@@ -183,7 +185,7 @@ def test_a_framework_does_not_lead_back_from_a_loaded_place() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_a_framework_that_would_count_wrongly_is_refused(ranks: int) -> None:
+def test_set_epoch_of_a_framework_that_would_miscount_a_resumed_epoch_raises_state_error(ranks: int) -> None:
     state = state_after(4, 0, 2)
     loader = loaded(state, 0, ranks)
     with pytest.raises(errors.StateError, match=r"(?s)would lose samples.*callbacks=\[.*LoaderCheck\(\)\]"):
@@ -193,7 +195,7 @@ def test_a_framework_that_would_count_wrongly_is_refused(ranks: int) -> None:
     assert loader.state_dict() == state
 
 
-def test_a_framework_that_counts_rightly_is_not_refused_wherever_the_epoch_was_left() -> None:
+def test_set_epoch_of_a_framework_is_accepted_after_any_step_if_its_count_is_correct() -> None:
     for steps in range(1, 13):  # 50 samples on 2 ranks: the last two of 13 steps are smaller
         loader = loaded(state_after(steps, 0, 2, batch_size=2), 0, 2, batch_size=2)
         with warnings.catch_warnings():
@@ -201,7 +203,7 @@ def test_a_framework_that_counts_rightly_is_not_refused_wherever_the_epoch_was_l
             loader.batch_sampler.sampler.set_epoch(0)
 
 
-def test_a_framework_that_begins_at_0_goes_on_after_the_rest_of_a_loaded_epoch() -> None:
+def test_set_epoch_of_a_framework_counting_from_0_first_finishes_the_loaded_epoch() -> None:
     donor, loader = _at_epoch(feed(), 5), feed()
     first = take(iter(donor), 2)
     loader.load_state_dict(donor.state_dict())
@@ -214,7 +216,7 @@ def test_a_framework_that_begins_at_0_goes_on_after_the_rest_of_a_loaded_epoch()
     assert epochs == [5, 1, 2]
 
 
-def test_who_takes_no_more_than_len_batches_has_the_audit_and_the_workers_back() -> None:
+def test_taking_exactly_len_batches_completes_the_audit_report_and_reuses_the_workers() -> None:
     loader = feed(num_workers=2, worker_kind="process", audit=True)
     pids = []
     for epoch in range(2):
@@ -229,7 +231,9 @@ def test_who_takes_no_more_than_len_batches_has_the_audit_and_the_workers_back()
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_two_iterators_at_once_both_deliver_the_epoch_and_the_later_one_counts(engine: dict[str, Any]) -> None:
+def test_two_concurrent_iterators_deliver_the_same_epoch_and_the_state_follows_the_later_one(
+    engine: dict[str, Any],
+) -> None:
     loader = feed(**engine)
     first, second = iter(loader), iter(loader)
     batches: tuple[list[Any], list[Any]] = ([], [])
@@ -253,7 +257,9 @@ def fail_at_17(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_an_iterator_that_raised_does_not_end_as_if_the_epoch_were_complete(engine: dict[str, Any]) -> None:
+def test_an_iterator_that_raised_raises_again_and_the_state_stays_at_the_failed_step(
+    engine: dict[str, Any],
+) -> None:
     loader = feed(size=40, batch_size=4, transform=fail_at_17, shuffle=False, **engine)
     batches, seen = iter(loader), Counter[int]()
     for _ in range(4):
@@ -274,7 +280,7 @@ def test_an_iterator_that_raised_does_not_end_as_if_the_epoch_were_complete(engi
         next(iter(loader))
 
 
-def test_a_stream_that_raised_does_not_end_as_if_it_were_complete() -> None:
+def test_an_iterator_over_a_stream_that_raised_raises_again_instead_of_stopping() -> None:
     loader = Loader(rf.from_iterable(lambda: ({"y": 10 * i} for i in range(40))), 4, transform=fail_at_17)
     batches = iter(loader)
     with pytest.raises(errors.RankfeedError, match="bad sample"):
@@ -284,7 +290,7 @@ def test_a_stream_that_raised_does_not_end_as_if_it_were_complete() -> None:
     assert loader.state_dict()["position"] == 16
 
 
-def test_a_loader_pickles_and_copies_with_its_place() -> None:
+def test_a_pickled_or_copied_loader_keeps_its_position() -> None:
     loader = feed(num_workers=2)
     iterator = iter(loader)
     take(iterator, 3)
@@ -294,7 +300,9 @@ def test_a_loader_pickles_and_copies_with_its_place() -> None:
     assert len(list(iterator)) == len(loader) - 3
 
 
-def test_repr_has_data_options_and_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_repr_of_a_loader_shows_source_options_and_progress(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     rf.write(({"x": i} for i in range(40)), tmp_path / "data", progress=False)
     loader = rf.Loader(rf.open(tmp_path / "data"), 8, shuffle=True, seed=3, num_workers=2)
     refuse = pytest.fail
@@ -342,7 +350,7 @@ def test_repr_has_data_options_and_progress(monkeypatch: pytest.MonkeyPatch, tmp
     ],
     ids=str,
 )
-def test_arguments_that_cannot_be_meant_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_loader_arguments_raise_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.RankfeedError, match=message) as caught:
         feed(**options)
     assert isinstance(caught.value, ValueError)
@@ -381,7 +389,9 @@ class Wrapping(IterableDataset[Any]):
 
 @pytest.mark.parametrize("created", [False, True], ids=["copied", "created"])
 @pytest.mark.parametrize("wrap", [rf.from_dataset, rf.from_iterable], ids=["dataset", "stream"])
-def test_several_workers_of_a_dataloader_may_not_iterate_a_loader(wrap: Any, created: bool) -> None:
+def test_iterating_a_loader_in_several_workers_of_a_dataloader_raises_argument_error(
+    wrap: Any, created: bool
+) -> None:
     for num_workers in (0, 1):
         alone: Any = DataLoader(Wrapping(wrap, created=created), None, num_workers=num_workers)
         assert Counter(x for batch in alone for x in batch["x"].tolist()) == Counter(range(20))
@@ -390,7 +400,7 @@ def test_several_workers_of_a_dataloader_may_not_iterate_a_loader(wrap: Any, cre
         list(several)
 
 
-def test_a_torch_dataset_is_wrapped() -> None:
+def test_loader_accepts_torch_datasets_and_lists_of_dicts_directly() -> None:
     given: Any
     for given in (Numbers(), [{"x": index} for index in range(5)], Subset(Numbers(), range(5))):
         assert [batch["x"].tolist() for batch in Loader(given, 2)] == [[0, 1], [2, 3], [4]]
@@ -410,7 +420,9 @@ def test_a_torch_dataset_is_wrapped() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_no_loader_reads_is_refused_with_the_function_that_wraps_it(given: Any, remedy: str) -> None:
+def test_an_unsupported_source_raises_argument_error_naming_the_function_that_wraps_it(
+    given: Any, remedy: str
+) -> None:
     with pytest.raises(errors.ArgumentError, match=rf"(?s)cannot read this.*remedy: .*{remedy}"):
         Loader(given)
 
@@ -433,7 +445,7 @@ def test_what_no_loader_reads_is_refused_with_the_function_that_wraps_it(given: 
         ("dataset", [1], "first argument"),
     ],
 )
-def test_arguments_of_torchs_dataloader_are_refused(
+def test_arguments_of_torch_dataloader_raise_argument_error_naming_the_equivalent(
     option: str, value: Any, equivalent: str, stream: bool
 ) -> None:
     source: Any = rf.from_iterable(lambda: [{"x": 0}]) if stream else Memory(5)
@@ -441,14 +453,14 @@ def test_arguments_of_torchs_dataloader_are_refused(
         Loader(source, **{option: value})
 
 
-def test_a_misspelt_argument_is_a_type_error_as_of_any_function() -> None:
+def test_a_misspelt_loader_argument_raises_type_error_with_a_suggestion() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'bach_size'; did you mean batch_size"):
         Loader(Memory(5), bach_size=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unexpected keyword argument 'foo'; the options are batch_size, shuffle"):
         Loader(Memory(5), foo=1)  # type: ignore[arg-type]
 
 
-def test_an_empty_list_of_columns_is_refused(tmp_path: Path) -> None:
+def test_an_empty_list_of_columns_raises_argument_error(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.arange(4))
     for function in (
         lambda: Loader(Memory(5), columns=[]),
@@ -459,18 +471,18 @@ def test_an_empty_list_of_columns_is_refused(tmp_path: Path) -> None:
             function()
 
 
-def test_a_missing_column_has_a_remedy() -> None:
+def test_a_sample_that_lacks_a_column_raises_source_error_with_a_remedy() -> None:
     loader = Loader(rf.from_dataset([{"x": 1}, {"y": 1}]), columns=["x"], collate_fn=list)
     with pytest.raises(errors.SourceError, match=r"(?s)lacks a column.*sample 1.*remedy: return .* columns="):
         list(loader)
 
 
-def test_a_plan_of_ones_own_is_the_order() -> None:
+def test_a_plan_passed_to_the_loader_determines_the_order() -> None:
     plan = Plan(50, shuffle="global", seed=99)
     assert delivered(list(feed(plan=plan, shuffle=False))) == plan.sample_ids(0, np.arange(50)).tolist()
 
 
-def test_only_the_columns_wanted_are_asked_for() -> None:
+def test_the_columns_option_is_passed_to_the_source() -> None:
     asked = []
 
     class Watched(Memory):
@@ -482,11 +494,11 @@ def test_only_the_columns_wanted_are_asked_for() -> None:
     assert set(map(tuple, asked)) == {("y",)}
 
 
-def test_batches_on_the_cpu_are_what_they_are_without_a_device() -> None:
+def test_device_cpu_gives_the_same_batches_as_no_device() -> None:
     assert same(list(feed(device="cpu")), list(feed()))
 
 
-def test_columns_that_only_look_like_lengths_are_left_alone() -> None:
+def test_transform_fields_named_like_lengths_are_not_counted_as_padding() -> None:
     loader = feed(transform=_with_lookalikes, columns=["point"])
     batch = next(iter(loader))
     assert batch["point_lengths"] == ["a", "a", "a", "a"]
@@ -501,7 +513,9 @@ NEEDS_DICTS: list[dict[str, Any]] = [{"id_column": "id"}, {"tail": "pad"}]
 
 
 @pytest.mark.parametrize("options", NEEDS_DICTS, ids=["id_column", "pad"])
-def test_samples_in_memory_that_are_no_dicts_are_refused_before_the_first_batch(options: dict[str, Any]) -> None:
+def test_dataset_samples_other_than_dicts_raise_argument_error_before_the_first_batch(
+    options: dict[str, Any],
+) -> None:
     for columns in ({}, {"columns": ["a"]}):
         with pytest.raises(errors.ArgumentError, match="needs samples that are dicts"):
             Loader(Wrapped(Tuples(5)), 2, **columns, **options)  # type: ignore[arg-type]
@@ -518,7 +532,9 @@ def _first_as_dict(sample: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("engine", ENGINES[:3], ids=NAMES[:3])
 @pytest.mark.parametrize("options", NEEDS_DICTS, ids=["id_column", "pad"])
-def test_samples_other_than_dicts_are_refused_at_once(engine: dict[str, Any], options: dict[str, Any]) -> None:
+def test_tuple_samples_raise_argument_error_before_batch_transform_is_called(
+    engine: dict[str, Any], options: dict[str, Any]
+) -> None:
     collated: list[Any] = []
     for source in (rf.from_dataset(Tuples(5)), rf.from_iterable(lambda: iter([(1, 2, 3)] * 5))):
         loader = Loader(source, 2, batch_transform=collated.append, **options, **engine)
@@ -528,7 +544,7 @@ def test_samples_other_than_dicts_are_refused_at_once(engine: dict[str, Any], op
 
 
 @pytest.mark.parametrize("engine", ENGINES[:3], ids=NAMES[:3])
-def test_batches_kept_are_never_written_over(engine: dict[str, Any]) -> None:
+def test_kept_batches_are_never_overwritten_by_later_batches(engine: dict[str, Any]) -> None:
     class Wide(Memory):
         def fetch(self, sample_ids: Any, columns: Any = None) -> Columns:
             rows = [{"w": np.full(20_000, each, np.float32)} for each in np.asarray(sample_ids).tolist()]
@@ -543,7 +559,7 @@ def test_batches_kept_are_never_written_over(engine: dict[str, Any]) -> None:
     assert all((rows == ids[1:3, None].numpy()).all() for ids, rows in kept)
 
 
-def test_a_thread_engine_left_early_leaves_no_batches_behind() -> None:
+def test_breaking_out_of_a_loader_with_a_worker_thread_stops_building_batches() -> None:
     made = []
 
     def note(sample: dict[str, Any]) -> dict[str, Any]:
@@ -557,7 +573,7 @@ def test_a_thread_engine_left_early_leaves_no_batches_behind() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": None}, {"batch_size": None, "num_workers": 1}])
-def test_a_loader_in_a_dataloader_is_an_error_that_says_what_to_iterate(options: dict[str, Any]) -> None:
+def test_wrapping_a_loader_in_a_dataloader_raises_argument_error(options: dict[str, Any]) -> None:
     loader = Loader([{"x": 1}, {"x": 2}], topology=Topology())
     with pytest.raises(errors.ArgumentError, match="iterate the Loader itself"):
         next(iter(DataLoader(loader, **options)))  # type: ignore[arg-type]

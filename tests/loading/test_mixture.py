@@ -30,7 +30,7 @@ def poor(rank: int = 0, **options: Any) -> rf.Loader:
 
 
 @pytest.mark.parametrize("engine", [{}, {"num_workers": 2}], ids=str)
-def test_one_rank_warns_once(engine: dict[str, Any]) -> None:
+def test_a_poorly_mixed_loader_warns_once_on_rank_0_only(engine: dict[str, Any]) -> None:
     (message,) = complaints(poor(**engine))
     for part in ("% of the classes", "blocks on average", "16 ranks", "batch_size=32", "window=2", "row groups"):
         assert part in message
@@ -48,11 +48,11 @@ def test_one_rank_warns_once(engine: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_what_is_mixed_or_not_shuffled_gives_no_warning(options: dict[str, Any]) -> None:
+def test_a_well_mixed_or_unshuffled_loader_gives_no_mixing_warning(options: dict[str, Any]) -> None:
     assert complaints(poor(**options), epochs=1) == []
 
 
-def test_a_resumed_order_of_an_earlier_version_is_named() -> None:
+def test_mixing_warning_names_a_resumed_checkpoint_of_an_earlier_order_version() -> None:
     plan = Plan(Memory(4000, 500).blocks, shuffle="window", window=2, lanes=64).with_order(1)
     state = poor(shuffle=False, window=65536, plan=plan).state_dict()
     loader = poor()

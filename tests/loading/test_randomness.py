@@ -46,7 +46,7 @@ def draws(*loaders: Loader, name: str = "draw") -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_a_samples_generator_is_the_same_for_any_order_rank_batch_size_and_engine(engine: dict[str, Any]) -> None:
+def test_the_rng_of_a_sample_is_the_same_for_any_order_rank_batch_size_and_engine(engine: dict[str, Any]) -> None:
     expected = draws(feed(transform=keyed))
     assert len(set(expected.values())) == 50
     pair = [feed(rank, 2, transform=keyed, batch_size=3, **engine) for rank in range(2)]
@@ -54,7 +54,7 @@ def test_a_samples_generator_is_the_same_for_any_order_rank_batch_size_and_engin
     assert draws(feed(transform=keyed, shuffle=False, **engine)) == expected
 
 
-def test_epochs_and_seeds_draw_other_numbers() -> None:
+def test_different_epochs_and_seeds_draw_different_random_numbers() -> None:
     loader = feed(transform=keyed)
     first, second = draws(loader), draws(loader)
     other = draws(feed(transform=keyed, seed=4))
@@ -62,14 +62,14 @@ def test_epochs_and_seeds_draw_other_numbers() -> None:
         assert not set(one.values()) & set(two.values())
 
 
-def test_a_resumed_epoch_draws_what_it_would_have() -> None:
+def test_a_resumed_epoch_draws_the_same_random_numbers_as_an_uninterrupted_one() -> None:
     options: dict[str, Any] = {"transform": keyed, "batch_transform": batch_noise}
     loader = loaded(state_after(4, **options), num_workers=2, **options)
     assert same(list(loader), list(feed(**options))[4:])
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_a_batch_has_a_generator_of_its_own(engine: dict[str, Any]) -> None:
+def test_each_batch_transform_call_has_its_own_reproducible_rng(engine: dict[str, Any]) -> None:
     expected = [list(feed(rank, 2, batch_transform=batch_noise)) for rank in range(2)]
     noises = [tuple(batch["noise"].tolist()) for batches in expected for batch in batches]
     assert len(set(noises)) == len(noises)
@@ -117,7 +117,9 @@ def test_a_datasets_own_random_numbers_are_seeded_for_each_sample(engine: dict[s
     ids=["transform", "batch_transform", "collate_fn", "keyed", "none"],
 )
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_iterating_leaves_the_global_generators_alone(options: dict[str, Any], engine: dict[str, Any]) -> None:
+def test_iterating_does_not_change_the_global_random_generators(
+    options: dict[str, Any], engine: dict[str, Any]
+) -> None:
     if engine.get("worker_kind", "thread") == "thread" and engine["num_workers"]:
         options = {}  # threads share the generators with everybody, which is documented
 
@@ -131,7 +133,7 @@ def test_iterating_leaves_the_global_generators_alone(options: dict[str, Any], e
     assert [numbers() for _ in zip(range(4), loader, strict=False)] == expected
 
 
-def test_global_generators_are_left_alone_even_when_the_transform_raises() -> None:
+def test_global_random_generators_are_restored_when_the_transform_raises() -> None:
     def broken(sample: dict[str, Any]) -> Any:
         torch.rand(3)
         raise RuntimeError
@@ -144,13 +146,13 @@ def test_global_generators_are_left_alone_even_when_the_transform_raises() -> No
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_a_generator_can_be_sent_to_another_process() -> None:
+def test_a_pickled_rng_draws_the_same_numbers() -> None:
     generator = RngStreams("a", 1, 2).generator(3)
     copy = pickle.loads(pickle.dumps(generator))
     assert copy.integers(1 << 62, size=5).tolist() == generator.integers(1 << 62, size=5).tolist()
 
 
-def test_streams_of_neighbours_and_of_other_purposes_are_unrelated() -> None:
+def test_rng_streams_of_neighbouring_samples_epochs_seeds_and_purposes_are_uncorrelated() -> None:
     streams = [RngStreams(purpose, seed, epoch) for purpose in ("a", "b") for seed in (0, 1) for epoch in (0, 1)]
     firsts = [int(each.generator(which).integers(1 << 62)) for each in streams for which in range(200)]
     assert len(set(firsts)) == len(firsts)
@@ -179,11 +181,11 @@ def _scaled(sample: Any, scale: float = 2.0) -> Any:
         *((torch.nn.Identity(), False), (dict, False)),
     ],
 )
-def test_a_transform_gets_a_generator_if_it_asks_for_one(function: Any, wants: bool) -> None:
+def test_wants_rng_detects_whether_a_transform_has_an_rng_argument(function: Any, wants: bool) -> None:
     assert wants_rng(function) is wants
 
 
-def test_looking_at_a_dataset_leaves_the_global_generators_alone() -> None:
+def test_probing_a_dataset_for_its_fields_does_not_change_the_global_random_generators() -> None:
     torch.manual_seed(3), np.random.seed(3), random.seed(3)
     expected = float(torch.rand(())), float(np.random.rand()), random.random()
     torch.manual_seed(3), np.random.seed(3), random.seed(3)
@@ -191,7 +193,9 @@ def test_looking_at_a_dataset_leaves_the_global_generators_alone() -> None:
     assert (float(torch.rand(())), float(np.random.rand()), random.random()) == expected
 
 
-def test_threads_use_the_state_of_torchs_generator_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaders_in_two_threads_never_access_torch_rng_state_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     inside, at_once = Counter[str](), Counter[str]()
 
     def alone(function: Any) -> Any:
@@ -221,7 +225,9 @@ GENERATORS = {"torch": lambda: torch.rand(()), "numpy.random": np.random.rand, "
 
 @pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize("collate_fn", [None, lambda samples: {"size": len(samples)}])
-def test_threads_that_draw_from_a_global_generator_are_a_warning(name: str, collate_fn: Any) -> None:
+def test_a_transform_drawing_from_a_global_generator_in_worker_threads_warns_once(
+    name: str, collate_fn: Any
+) -> None:
     def draw(sample: dict[str, Any]) -> dict[str, Any]:
         return {**sample, "draw": float(GENERATORS[name]())}
 
@@ -238,7 +244,7 @@ def test_threads_that_draw_from_a_global_generator_are_a_warning(name: str, coll
         list(loader)  # warns once
 
 
-def test_a_state_does_not_depend_on_when_threads_draw_from_a_global_generator() -> None:
+def test_source_fingerprint_in_the_state_is_stable_while_worker_threads_draw_global_random_numbers() -> None:
     def draw(sample: dict[str, Any]) -> dict[str, Any]:
         return {**sample, "draw": [np.random.rand() for _ in range(100)]}
 
@@ -255,7 +261,7 @@ def test_a_state_does_not_depend_on_when_threads_draw_from_a_global_generator() 
     assert "-" in next(iter(states))  # the samples can be compared
 
 
-def test_threads_of_a_dataset_that_draws_are_a_warning() -> None:
+def test_a_dataset_drawing_from_global_generators_in_worker_threads_warns() -> None:
     loader = Loader(from_dataset(Drawing(20)), 4, num_workers=2, topology=Topology())
     with pytest.warns(
         UserWarning, match=r"generators of numpy.random and random and torch, .*worker_kind='process'"
@@ -264,7 +270,7 @@ def test_threads_of_a_dataset_that_draws_are_a_warning() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_no_warning_where_other_threads_draw_or_the_generators_are_seeded(engine: dict[str, Any]) -> None:
+def test_no_rng_warning_if_only_foreign_threads_draw_or_generators_are_seeded(engine: dict[str, Any]) -> None:
     is_over = threading.Event()
 
     def train() -> None:

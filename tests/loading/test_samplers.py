@@ -54,7 +54,9 @@ def of_ranks(kind: Any, size: int, world_size: int, batch_size: int, **options: 
     batch_size=st.integers(1, 7),
     shuffle=st.booleans(),
 )
-def test_batches_of_ids_hold_every_sample_once(size: int, world_size: int, batch_size: int, shuffle: bool) -> None:
+def test_distributed_batch_sampler_yields_every_sample_once_in_equal_steps(
+    size: int, world_size: int, batch_size: int, shuffle: bool
+) -> None:
     if size < world_size:
         return
     samplers = of_ranks(DistributedBatchSampler, size, world_size, batch_size, shuffle=shuffle)
@@ -72,7 +74,7 @@ def test_batches_of_ids_hold_every_sample_once(size: int, world_size: int, batch
     shuffle=st.booleans(),
     tail=st.sampled_from(["even", "drop"]),
 )
-def test_single_ids_hold_every_sample_once(
+def test_distributed_sampler_yields_every_sample_once_and_warns_if_steps_may_differ(
     size: int, world_size: int, batch_size: int, shuffle: bool, tail: Any
 ) -> None:
     if size < world_size:
@@ -94,7 +96,7 @@ def test_single_ids_hold_every_sample_once(
         assert bool(said) == (0 < rest < world_size)
 
 
-def test_a_batch_sampler_is_not_put_around_another_sampler() -> None:
+def test_wrapping_a_sampler_in_a_distributed_batch_sampler_raises_argument_error() -> None:
     sampler = DistributedBatchSampler(20, 2)
     with pytest.raises(errors.ArgumentError, match="use_distributed_sampler=False"):
         type(sampler)(DistributedSampler(20, 2), batch_size=2, drop_last=False)  # type: ignore[call-arg]
@@ -102,7 +104,7 @@ def test_a_batch_sampler_is_not_put_around_another_sampler() -> None:
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_under_pad_every_batch_is_full_and_every_sample_there(kind: Any, world_size: int) -> None:
+def test_with_tail_pad_every_sampler_batch_is_full_and_contains_all_samples(kind: Any, world_size: int) -> None:
     size, batch_size = 23, 4
     ids = []
     for sampler in of_ranks(kind, size, world_size, batch_size, tail="pad", shuffle=True):
@@ -112,7 +114,7 @@ def test_under_pad_every_batch_is_full_and_every_sample_there(kind: Any, world_s
     assert set(ids) == set(range(size))
 
 
-def test_the_batch_sampler_warns_if_it_repeats_samples() -> None:
+def test_a_resumed_batch_sampler_warns_if_fewer_samples_than_ranks_are_left() -> None:
     state = DistributedBatchSampler(10, 4, tail="drop", topology=Topology(0, 2)).state_dict(delivered_steps=1)
 
     def rest_of(tail: str, world_size: int) -> tuple[list[int], list[str]]:
@@ -140,7 +142,7 @@ def test_the_batch_sampler_warns_if_it_repeats_samples() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("tail", ["even", "pad"])
-def test_valid_rows_of_all_ranks_have_the_mean_of_the_data(tail: Any, world_size: int) -> None:
+def test_the_mean_over_valid_rows_of_all_ranks_is_the_exact_mean_of_the_data(tail: Any, world_size: int) -> None:
     """As an evaluation takes it: sums of random numbers of float32 are exact in float64."""
     values = torch.randn(40, generator=torch.Generator().manual_seed(0)).double()
     sizes = [size for size in range(1, 41, 3) if tail == "pad" or size >= world_size]
@@ -159,7 +161,7 @@ def test_valid_rows_of_all_ranks_have_the_mean_of_the_data(tail: Any, world_size
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_batches_are_those_of_a_loader(world_size: int) -> None:
+def test_distributed_batch_sampler_yields_the_same_batches_as_a_loader(world_size: int) -> None:
     source = Memory(50)
     for topology in ranks(world_size):
         sampler = DistributedBatchSampler(source, 4, shuffle=True, seed=3, topology=topology)
@@ -168,7 +170,7 @@ def test_batches_are_those_of_a_loader(world_size: int) -> None:
             assert list(sampler) == [batch["id"].tolist() for batch in loader]
 
 
-def test_a_sampler_of_ids_is_a_torch_distributed_sampler_without_a_process_group() -> None:
+def test_distributed_sampler_is_a_torch_distributed_sampler_that_needs_no_process_group() -> None:
     sampler = DistributedSampler(20, 2, topology=Topology(rank=1, world_size=4))
     assert isinstance(sampler, TorchDistributedSampler)
     assert (sampler.rank, sampler.num_replicas, sampler.epoch, sampler.num_samples) == (1, 4, 0, 5)
@@ -176,14 +178,14 @@ def test_a_sampler_of_ids_is_a_torch_distributed_sampler_without_a_process_group
     assert isinstance(DistributedBatchSampler(20, 2), torch.utils.data.Sampler)
 
 
-def test_frameworks_reach_set_epoch_through_the_batch_sampler() -> None:
+def test_dataloader_batch_sampler_sampler_set_epoch_sets_the_epoch_of_the_batch_sampler() -> None:
     sampler = DistributedBatchSampler(20, 2, shuffle=True, topology=Topology())
     DataLoader(range(20), batch_sampler=sampler).batch_sampler.sampler.set_epoch(3)  # type: ignore[union-attr]
     assert sampler.epoch == 3
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_epochs_follow_each_other_with_and_without_set_epoch(kind: Any) -> None:
+def test_a_sampler_without_set_epoch_advances_through_the_same_epochs_as_with_it(kind: Any) -> None:
     counting, told = (kind(30, 4, shuffle=True, topology=Topology()) for _ in range(2))
     orders = []
     for epoch in range(3):
@@ -197,7 +199,7 @@ def test_epochs_follow_each_other_with_and_without_set_epoch(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_iterating_anew_after_a_break_begins_the_same_epoch(kind: Any) -> None:
+def test_iterating_a_sampler_again_after_a_break_restarts_the_same_epoch(kind: Any) -> None:
     sampler = kind(30, 4, shuffle=True, topology=Topology())
     loader = stock(sampler, 30, 4)
     expected = flat(loader)
@@ -208,7 +210,7 @@ def test_iterating_anew_after_a_break_begins_the_same_epoch(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_loop_that_counts_the_batches_of_an_epoch_moves_on_to_the_next(kind: Any) -> None:
+def test_taking_exactly_len_batches_advances_the_sampler_to_the_next_epoch(kind: Any) -> None:
     loader, expected = (stock(kind(30, 4, shuffle=True, topology=Topology()), 30, 4) for _ in range(2))
     for _ in range(3):
         batches = [batch for _, batch in zip(range(len(loader)), loader, strict=False)]
@@ -234,7 +236,9 @@ WORKERS: list[Any] = [
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("options", WORKERS, ids=str)
-def test_a_stock_dataloader_delivers_the_same_with_any_workers(kind: Any, options: dict[str, Any]) -> None:
+def test_a_stock_dataloader_with_a_sampler_gives_the_same_batches_for_any_workers(
+    kind: Any, options: dict[str, Any]
+) -> None:
     expected = kind(31, 4, shuffle=True, topology=Topology(rank=1, world_size=2))
     sampler = kind(31, 4, shuffle=True, topology=Topology(rank=1, world_size=2))
     loader = stock(sampler, 31, 4, **options)
@@ -243,7 +247,7 @@ def test_a_stock_dataloader_delivers_the_same_with_any_workers(kind: Any, option
         assert sampler.epoch == expected.epoch
 
 
-def test_the_number_of_workers_may_change_between_epochs() -> None:
+def test_a_batch_sampler_works_with_a_different_number_of_workers_each_epoch() -> None:
     sampler = DistributedBatchSampler(31, 4, shuffle=True, topology=Topology())
     for epoch, num_workers in enumerate([0, 2, 1, 0]):
         assert_once(flat(stock(sampler, 31, 4, num_workers=num_workers)), 31)
@@ -252,7 +256,7 @@ def test_the_number_of_workers_may_change_between_epochs() -> None:
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_state_counts_the_steps_that_the_training_loop_had(kind: Any, num_workers: int) -> None:
+def test_sampler_state_dict_of_delivered_steps_resumes_at_the_next_batch(kind: Any, num_workers: int) -> None:
     loader = stock(kind(50, 4, shuffle=True, topology=Topology()), 50, 4)
     expected, following = ([batch.tolist() for batch in loader] for _ in range(2))
     sampler = kind(50, 4, shuffle=True, topology=Topology())
@@ -269,7 +273,7 @@ def test_a_state_counts_the_steps_that_the_training_loop_had(kind: Any, num_work
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_state_without_a_count_counts_the_steps_asked_for(kind: Any) -> None:
+def test_sampler_state_dict_without_an_argument_counts_the_steps_already_requested(kind: Any) -> None:
     sampler = kind(50, 4, shuffle=True, topology=Topology())
     iterator: Iterator[Any] = iter(stock(sampler, 50, 4))
     for step in range(1, 13):
@@ -310,7 +314,9 @@ def stateful(sampler: Any, size: int, batch_size: int, every: int, workers: int)
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(("every", "workers", "skips"), [(1, 1, False), (3, 0, False), (3, 1, True)])
-def test_a_stateful_dataloader_resumes_on_other_ranks(kind: Any, every: int, workers: int, skips: bool) -> None:
+def test_a_stateful_dataloader_with_a_sampler_resumes_on_other_ranks_and_batch_sizes(
+    kind: Any, every: int, workers: int, skips: bool
+) -> None:
     def sampler(world_size: int, batch_size: int) -> Any:
         return kind(45, batch_size, shuffle=True, topology=Topology(rank=world_size - 1, world_size=world_size))
 
@@ -333,7 +339,9 @@ def test_a_stateful_dataloader_resumes_on_other_ranks(kind: Any, every: int, wor
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(("every", "workers"), [(1, 0), (3, 0), (1, 2), (3, 2)])
-def test_a_stateful_dataloader_begins_the_next_epoch_at_its_end(kind: Any, every: int, workers: int) -> None:
+def test_a_stateful_dataloader_resumed_at_the_end_of_an_epoch_delivers_the_next_epoch(
+    kind: Any, every: int, workers: int
+) -> None:
     def loader() -> Any:
         return stateful(kind(13, 3, shuffle=True, topology=Topology()), 13, 3, every, workers)
 
@@ -356,7 +364,7 @@ def test_a_stateful_dataloader_begins_the_next_epoch_at_its_end(kind: Any, every
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("tail", ["even", "drop", "pad"])
 @pytest.mark.parametrize("new", [1, 2, 4])
-def test_after_the_end_of_an_epoch_the_next_one_is_sampled(kind: Any, tail: str, new: int) -> None:
+def test_a_sampler_resumed_from_the_end_of_an_epoch_yields_the_next_epoch(kind: Any, tail: str, new: int) -> None:
     plain = kind(50, 4, shuffle=True, tail=tail, topology=Topology())
     list(plain)
     state = plain.state_dict()
@@ -383,7 +391,7 @@ def test_after_the_end_of_an_epoch_the_next_one_is_sampled(kind: Any, tail: str,
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_states_go_from_a_loader_to_a_sampler_and_back(kind: Any) -> None:
+def test_a_loader_state_loads_into_a_sampler_and_a_sampler_state_into_a_loader(kind: Any) -> None:
     source = Memory(50)
     loaders = [feed(rank, 2) for rank in range(2)]
     ids = [each for step in steps_of(loaders, 3) for each in delivered(step)]
@@ -403,7 +411,7 @@ def test_states_go_from_a_loader_to_a_sampler_and_back(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_set_epoch_to_the_current_one_keeps_a_loaded_place(kind: Any) -> None:
+def test_set_epoch_to_the_loaded_epoch_keeps_the_loaded_position_of_a_sampler(kind: Any) -> None:
     donor = kind(50, 4, shuffle=True, topology=Topology())
     donor.set_epoch(2)
     state = donor.state_dict(5)
@@ -417,7 +425,7 @@ def test_set_epoch_to_the_current_one_keeps_a_loaded_place(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_state_of_another_plan_or_source_is_refused(kind: Any) -> None:
+def test_loading_a_sampler_state_of_another_plan_or_source_raises_state_error(kind: Any) -> None:
     state = feed().state_dict()
     for sampler in (
         kind(Memory(50), 4, shuffle=True, seed=9),
@@ -432,7 +440,7 @@ def test_a_state_of_another_plan_or_source_is_refused(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_start_leaves_out_what_was_consumed(kind: Any) -> None:
+def test_sampler_start_skips_that_many_samples_of_the_first_epoch_only(kind: Any) -> None:
     whole = flat(stock(kind(30, 5, shuffle=True, topology=Topology()), 30, 5))
     sampler = kind(30, 5, shuffle=True, start=10, topology=Topology())
     assert flat(stock(sampler, 30, 5)) == whole[10:]
@@ -440,7 +448,7 @@ def test_start_leaves_out_what_was_consumed(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_what_cannot_be_meant_is_refused(kind: Any) -> None:
+def test_invalid_sampler_arguments_raise_an_error(kind: Any) -> None:
     for arguments, options in (((10, 0), {}), ((0, 2), {}), ((-1,), {}), ((10, 2), {"start": -1}), ((1.5,), {})):
         with pytest.raises((errors.ArgumentError, errors.PlanError)):
             kind(*arguments, **options)
@@ -453,12 +461,12 @@ def test_what_cannot_be_meant_is_refused(kind: Any) -> None:
         kind(10, 2, topology=Topology()).state_dict(-1)
 
 
-def test_any_dataset_or_source_tells_how_many_samples_there_are() -> None:
+def test_a_batch_sampler_takes_its_size_from_a_dataset_source_list_or_int() -> None:
     for samples in (Tuples(7), Wrapped(Tuples(7)), Memory(7), [0] * 7, 7):
         assert sum(map(len, DistributedBatchSampler(samples, 2, topology=Topology()))) == 7
 
 
-def test_sources_are_datasets_for_a_stock_dataloader() -> None:
+def test_a_rankfeed_source_works_as_a_dataset_of_a_stock_dataloader() -> None:
     source = Memory(20)
     sampler = DistributedBatchSampler(source, 4, shuffle=True, topology=Topology())
     loader = DataLoader(source, batch_sampler=sampler, num_workers=1, collate_fn=_ys)

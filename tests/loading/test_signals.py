@@ -139,7 +139,7 @@ def rows_of(batches: rf.Loader) -> Counter[int]:
         for case in CASES
     ],
 )
-def test_what_a_handler_raises_at_any_call_reaches_the_caller_and_the_loader_still_works(
+def test_an_exception_raised_by_a_signal_handler_reaches_the_caller_and_the_loader_stays_usable(
     name: str, tmp_path: Path, thorough: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "INLINE_AFTER", 60.0)
@@ -168,7 +168,7 @@ def test_what_a_handler_raises_at_any_call_reaches_the_caller_and_the_loader_sti
     assert counts["handler"] > 1
 
 
-def test_what_a_handler_that_replaces_itself_raises_reaches_the_caller() -> None:
+def test_an_exception_of_a_signal_handler_that_uninstalls_itself_reaches_the_caller() -> None:
     def once(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)
         raise OutOfTimeError
@@ -192,7 +192,9 @@ def test_what_a_handler_that_replaces_itself_raises_reaches_the_caller() -> None
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_errors_of_a_timer_reach_the_caller(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exceptions_of_an_interval_timer_handler_reach_the_caller_and_the_loader_stays_usable(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rf.write(
         ({"x": np.full(512, i), "r": np.arange(i % 50)} for i in range(3000)), tmp_path / "data", progress=False
     )
@@ -223,7 +225,7 @@ def test_errors_of_a_timer_reach_the_caller(tmp_path: Path, workers: int, monkey
     assert rows_of(ours) == Counter(range(3000))
 
 
-def test_an_exception_of_the_transform_is_not_taken_for_one_of_a_handler(tmp_path: Path) -> None:
+def test_a_transform_that_converts_a_signal_handler_exception_raises_transform_error(tmp_path: Path) -> None:
     def fail(sample: dict[str, Any]) -> dict[str, Any]:
         try:
             signal.raise_signal(signal.SIGUSR1)
@@ -240,7 +242,9 @@ def test_an_exception_of_the_transform_is_not_taken_for_one_of_a_handler(tmp_pat
 
 @pytest.mark.parametrize("name", ["copies in threads", "copies", "chunks", "chunks in threads"])
 @pytest.mark.parametrize("make", [arrow, parquet, numpy])
-def test_a_handler_reads_right_samples(name: str, make: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_a_signal_handler_that_reads_the_source_during_iteration_gets_correct_samples(
+    name: str, make: Callable[[Path], Any], tmp_path: Path
+) -> None:
     _, options = CASES[name]
     source, wrong, calls = make(tmp_path), Counter[int](), 0
 

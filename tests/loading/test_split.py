@@ -18,7 +18,9 @@ from rankfeed.topology import Topology
 
 
 @given(st.integers(0, 80), st.integers(1, 5), st.integers(1, 4))
-def test_every_item_once_and_nearly_equal_totals(items: int, world_size: int, num_workers: int) -> None:
+def test_split_gives_every_item_to_one_worker_and_nearly_equal_totals_to_ranks(
+    items: int, world_size: int, num_workers: int
+) -> None:
     totals, everything = [], Counter[int]()
     for topology in ranks(world_size):
         mine: list[int] = []
@@ -37,7 +39,7 @@ def loaded(dataset: Any, num_workers: int, **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("method", ["fork", soak("spawn")])
-def test_workers_of_a_stock_dataloader_share_a_ranks_items(method: str) -> None:
+def test_split_divides_the_items_of_a_rank_between_dataloader_workers(method: str) -> None:
     for num_workers in (0, 1, 2):
         context = method if num_workers else None
         shares = [
@@ -48,14 +50,14 @@ def test_workers_of_a_stock_dataloader_share_a_ranks_items(method: str) -> None:
         assert Counter(itertools.chain(*shares)) == Counter(range(23))
 
 
-def test_persistent_workers_share_the_items_anew_each_epoch() -> None:
+def test_split_gives_all_items_of_the_rank_in_each_epoch_with_persistent_workers() -> None:
     dataset = split(range(11), topology=Topology(rank=1, world_size=2))
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
     for _ in range(2):
         assert sorted(loader) == [1, 3, 5, 7, 9]
 
 
-def test_it_can_be_iterated_again_and_does_not_read_ahead() -> None:
+def test_split_can_be_iterated_repeatedly_and_works_on_an_endless_iterable() -> None:
     dataset = split(range(5), topology=Topology())
     assert list(dataset) == list(dataset) == [0, 1, 2, 3, 4]
     endless = split(_Endless(), topology=Topology(rank=1, world_size=4))

@@ -35,7 +35,7 @@ from rankfeed.topology import Topology
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-def test_a_state_after_every_step_resumes_with_the_very_next_batch(engine: dict[str, Any]) -> None:
+def test_a_loader_state_saved_after_any_step_resumes_with_the_next_batch(engine: dict[str, Any]) -> None:
     plain = feed(1, 2, size=37)
     expected, following = list(plain), list(plain)
     loader = feed(1, 2, size=37, prefetch_factor=4, **engine)
@@ -94,7 +94,9 @@ def _leg(data: st.DataObject, size: int, world_size: int, shuffle: str) -> list[
 @pytest.mark.parametrize("old", [1, 2, 3])
 @pytest.mark.parametrize("new", [1, 2, 4])
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_every_stopping_point_resumes_on_other_ranks_and_batch_sizes(old: int, new: int, batch_size: int) -> None:
+def test_a_state_saved_after_any_step_resumes_on_other_ranks_and_batch_sizes(
+    old: int, new: int, batch_size: int
+) -> None:
     size = 31
     total = len(feed(0, old, size=size))
     for stop in range(total + 1):
@@ -111,7 +113,7 @@ def test_every_stopping_point_resumes_on_other_ranks_and_batch_sizes(old: int, n
         assert {loader.epoch for loader in after} == {1 + is_over}
 
 
-def test_fewer_samples_left_than_ranks_is_one_step_with_stand_ins_masked() -> None:
+def test_fewer_samples_left_than_ranks_give_one_step_with_padding_rows_masked() -> None:
     state = encode_state(Cursor(0, 48, 12), feed().plan.describe(), Memory(50).fingerprint)
     loaders = [loaded(state, rank, 4) for rank in range(4)]
     (step,) = steps_of(loaders)
@@ -131,7 +133,9 @@ def end_of_epoch(world_size: int = 1, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
 @pytest.mark.parametrize("tail", ["even", "drop", "pad"])
-def test_after_the_end_of_an_epoch_the_next_one_is_delivered(engine: dict[str, Any], tail: str) -> None:
+def test_a_loader_resumed_from_the_end_of_an_epoch_delivers_the_next_epoch(
+    engine: dict[str, Any], tail: str
+) -> None:
     plain = feed(tail=tail)
     epochs = [list(plain) for _ in range(3)]
     state = end_of_epoch(tail=tail)
@@ -149,7 +153,9 @@ def test_after_the_end_of_an_epoch_the_next_one_is_delivered(engine: dict[str, A
 @pytest.mark.parametrize("tail", ["even", "drop", "pad"])
 @pytest.mark.parametrize("old", [1, 3])
 @pytest.mark.parametrize("new", [1, 2, 4])
-def test_the_end_of_an_epoch_is_one_on_any_number_of_ranks(tail: str, old: int, new: int) -> None:
+def test_a_state_saved_at_the_end_of_an_epoch_resumes_with_the_next_epoch_on_other_ranks(
+    tail: str, old: int, new: int
+) -> None:
     state = end_of_epoch(old, size=31, tail=tail)
     plain = [feed(rank, new, size=31, batch_size=5, tail=tail) for rank in range(new)]
     for loader in plain:
@@ -164,7 +170,7 @@ def test_the_end_of_an_epoch_is_one_on_any_number_of_ranks(tail: str, old: int, 
     assert same(steps_of(resumed), expected)
 
 
-def test_a_loop_that_sets_each_epoch_gets_each_of_them_once() -> None:
+def test_a_loop_with_set_epoch_after_resuming_at_an_epoch_end_gets_each_epoch_once() -> None:
     plain = feed()
     epochs = [list(plain) for _ in range(3)]
     for first, is_asked in ((0, False), (0, True), (1, False), (1, True)):
@@ -182,7 +188,7 @@ def test_a_loop_that_sets_each_epoch_gets_each_of_them_once() -> None:
     assert same(list(other), epochs[2])
 
 
-def test_an_iteration_that_was_begun_before_its_epoch_was_set_follows() -> None:
+def test_set_epoch_after_iter_of_a_loader_resumed_at_an_epoch_end_applies_to_that_iterator() -> None:
     resumed = loaded(end_of_epoch())
     batches = iter(resumed)
     resumed.set_epoch(0)
@@ -197,12 +203,12 @@ def test_an_iteration_that_was_begun_before_its_epoch_was_set_follows() -> None:
     assert again.epoch == 2
 
 
-def test_a_state_of_the_start_of_an_epoch_without_steps_is_not_its_end() -> None:
+def test_a_state_of_an_epoch_with_zero_steps_resumes_in_the_same_epoch() -> None:
     short = feed(size=3, tail="drop")
     assert loaded(short.state_dict(), size=3, tail="drop").epoch == 0
 
 
-def test_stats_and_a_ledger_have_the_epoch_that_is_delivered(tmp_path: Path) -> None:
+def test_stats_and_ledger_name_the_next_epoch_after_resuming_at_an_epoch_end(tmp_path: Path) -> None:
     list(feed(audit=tmp_path))
     resumed = loaded(end_of_epoch(), audit=tmp_path)
     next(iter(resumed))
@@ -213,7 +219,7 @@ def test_stats_and_a_ledger_have_the_epoch_that_is_delivered(tmp_path: Path) -> 
     assert [epoch.epoch for epoch in verdict.loaders[0].epochs] == [0, 1]
 
 
-def test_loading_twice_is_loading_once() -> None:
+def test_loading_a_state_again_after_some_batches_resets_the_loader_to_it() -> None:
     state = state_after(2)
     loader = loaded(state)
     take(iter(loader), 3)
@@ -222,7 +228,7 @@ def test_loading_twice_is_loading_once() -> None:
     assert same(list(loader), list(feed())[2:])
 
 
-def test_loading_a_state_does_not_change_it_whatever_the_fingerprint_of_the_source_contains() -> None:
+def test_a_loaded_state_is_returned_unchanged_for_a_source_fingerprint_with_a_hyphen() -> None:
     source = Memory(50, mark="-v1")
     first = Loader(source, 4, topology=Topology())
     next(iter(first))
@@ -232,7 +238,7 @@ def test_loading_a_state_does_not_change_it_whatever_the_fingerprint_of_the_sour
     assert second.state_dict() == state
 
 
-def test_a_state_taken_between_iter_and_the_first_batch_is_the_place_itself() -> None:
+def test_state_dict_between_iter_and_the_first_batch_is_the_unchanged_position() -> None:
     loader = feed()
     fresh = loader.state_dict()
     iterator = iter(loader)
@@ -244,7 +250,7 @@ def test_a_state_taken_between_iter_and_the_first_batch_is_the_place_itself() ->
     assert same(list(waiting), list(feed())[2:])
 
 
-def test_iterating_anew_after_a_break_from_a_loaded_place_begins_the_epoch() -> None:
+def test_iterating_a_resumed_loader_again_after_a_break_restarts_the_epoch() -> None:
     loader = loaded(state_after(4))
     take(iter(loader), 1)
     again = iter(loader)
@@ -252,13 +258,13 @@ def test_iterating_anew_after_a_break_from_a_loaded_place_begins_the_epoch() -> 
     assert_once(delivered(list(again)), 50)
 
 
-def test_a_loaded_state_in_another_epoch_has_that_epochs_order() -> None:
+def test_a_loader_resumed_in_a_later_epoch_uses_the_order_of_that_epoch() -> None:
     whole = feed()
     whole.set_epoch(3)
     assert same(list(loaded(state_after(5, epoch=3))), list(whole)[5:])
 
 
-def test_lanes_go_with_the_state() -> None:
+def test_lanes_are_restored_from_the_state_and_a_conflicting_option_raises_state_error() -> None:
     options: dict[str, Any] = {"shuffle": "window", "lanes": 5, "window": 10}
     state = state_after(4, **options)
     loader = loaded(state, shuffle="window", window=10)
@@ -272,7 +278,9 @@ def test_lanes_go_with_the_state() -> None:
 @pytest.mark.parametrize(
     "options", [{"shuffle": "window", "window": 9, "lanes": 6}, {"shuffle": "global"}], ids=str
 )
-def test_the_state_decides_the_order_where_options_leave_it_open(options: dict[str, Any], version: int) -> None:
+def test_a_loaded_state_determines_the_shuffle_and_its_order_version(
+    options: dict[str, Any], version: int
+) -> None:
     plan = Plan(Memory(50).blocks, seed=3, **options).with_order(version)
     whole, state = feed(shuffle=False, plan=plan), state_after(4, shuffle=False, plan=plan)
     expected = [list(whole) for _ in range(3)]
@@ -308,13 +316,15 @@ OTHER_PLANS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("saved", "options", "reason"), OTHER_PLANS, ids=str)
-def test_a_state_of_another_plan_is_refused(saved: dict[str, Any], options: dict[str, Any], reason: str) -> None:
+def test_loading_a_state_of_another_plan_raises_state_error(
+    saved: dict[str, Any], options: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(StateError, match=reason):
         loaded(feed(**saved).state_dict(), **options)
 
 
 @pytest.mark.parametrize("order", [0, 3, -1, "2", 2**62])
-def test_a_state_of_an_unknown_order_is_refused_and_changes_nothing(order: Any) -> None:
+def test_loading_a_state_of_an_unknown_order_version_raises_state_error_and_changes_nothing(order: Any) -> None:
     donor = feed(shuffle="window", window=9)
     state = donor.state_dict()
     state["plan"]["order"] = order
@@ -324,14 +334,14 @@ def test_a_state_of_an_unknown_order_is_refused_and_changes_nothing(order: Any) 
     assert same(list(loader), list(donor))
 
 
-def test_a_plan_that_cannot_be_restored_names_the_value() -> None:
+def test_loading_a_state_with_an_invalid_plan_raises_state_error_naming_the_value() -> None:
     saved = feed(shuffle="window").state_dict()
     saved["plan"]["lanes"] = -3
     with pytest.raises(StateError, match="invalid lanes: -3"):
         feed(shuffle=True).load_state_dict(saved)
 
 
-def test_a_state_of_other_data_is_refused_with_what_differs() -> None:
+def test_loading_a_state_of_other_data_raises_state_error_naming_the_difference() -> None:
     for source, options, reason in (
         (Memory(50, mark="ff"), {"shuffle": "global"}, "fingerprint was 32, is 32ff"),
         (Memory(50, block=10), {"shuffle": "window", "window": 20}, "blocks was 8, is 5"),
@@ -379,7 +389,7 @@ GOOD = feed().state_dict()
     ],
     ids=lambda bad: repr(bad)[:60],
 )
-def test_what_is_no_state_is_refused_and_leaves_the_loader_where_it_is(bad: Any) -> None:
+def test_loading_an_invalid_state_raises_state_error_and_keeps_the_position(bad: Any) -> None:
     before = state_after(2)
     loader = loaded(before)
     with pytest.raises(StateError):
@@ -387,7 +397,7 @@ def test_what_is_no_state_is_refused_and_leaves_the_loader_where_it_is(bad: Any)
     assert loader.state_dict() == before
 
 
-def test_a_state_of_another_version_says_so() -> None:
+def test_loading_a_state_of_another_format_version_raises_state_error() -> None:
     with pytest.raises(StateError, match="another version"):
         feed().load_state_dict({**GOOD, "rankfeed": 2, "invented_later": {}})
 
@@ -398,7 +408,7 @@ def test_a_state_of_another_version_says_so() -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from([*GOOD, *GOOD["plan"], "x"]), inner),
     ).flatmap(lambda value: st.sampled_from([value, *({**GOOD, name: value} for name in GOOD)]))
 )
-def test_garbage_is_refused_by_name_or_is_a_state(garbage: Any) -> None:
+def test_loading_a_random_value_either_raises_state_error_or_succeeds(garbage: Any) -> None:
     loader = feed()
     # Any other exception fails the test.
     with suppress(StateError):
@@ -407,13 +417,13 @@ def test_garbage_is_refused_by_name_or_is_a_state(garbage: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [dict, collections.OrderedDict, types.MappingProxyType])
-def test_any_kind_of_mapping_is_a_state(kind: Any) -> None:
+def test_load_state_dict_accepts_any_mapping_type(kind: Any) -> None:
     loader = feed()
     loader.load_state_dict(kind(GOOD))
     assert loader.state_dict() == GOOD
 
 
-def test_a_state_is_not_changed_by_what_happens_later() -> None:
+def test_a_returned_state_dict_is_independent_of_later_steps() -> None:
     loader = feed()
     iterator = iter(loader)
     take(iterator, 1)
@@ -425,7 +435,7 @@ def test_a_state_is_not_changed_by_what_happens_later() -> None:
     assert loader.state_dict()["plan"]["seed"] == 3
 
 
-def test_a_state_of_a_huge_epoch_stays_small() -> None:
+def test_the_state_of_a_trillion_sample_epoch_is_below_1_kb() -> None:
     plan = Plan(10**12, shuffle="window", seed=2**62, lanes=64)
     state = encode_state(Cursor(10**9, 10**12, 10**12), plan.describe(), "f" * 64)
     assert len(json.dumps(state)) < 1024

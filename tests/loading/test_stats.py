@@ -46,7 +46,7 @@ class Chunks(ChunkedSource):
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["inline", "threads", "processes"])
-def test_cache_hits_of_all_workers_are_counted(engine: Any) -> None:
+def test_stats_count_steps_samples_and_cache_hits_of_all_workers(engine: Any) -> None:
     loader = rf.Loader(Chunks(), batch_size=4, topology=rf.Topology(), **engine)
     for _ in range(2):
         assert sum(len(batch["x"]) for batch in loader) == 40
@@ -75,7 +75,7 @@ class Slow(torch.utils.data.Dataset[Any]):
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["inline", "threads", "processes"])
 @pytest.mark.parametrize("slow", ["source", "transform", "collate"])
-def test_the_stage_that_takes_longest_is_known(engine: Any, slow: str) -> None:
+def test_stats_show_the_slowest_of_source_transform_and_collate(engine: Any, slow: str) -> None:
     def longest(seconds: float) -> str:
         def pause(value: Any) -> Any:
             time.sleep(seconds)
@@ -94,7 +94,7 @@ def test_the_stage_that_takes_longest_is_known(engine: Any, slow: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["inline", "threads", "processes"])
-def test_a_slow_stream_is_a_slow_source(engine: Any) -> None:
+def test_stats_count_the_time_of_a_slow_stream_as_source_seconds(engine: Any) -> None:
     def is_longest(seconds: float) -> bool:
         def numbers() -> Iterator[dict[str, int]]:
             for number in range(40):
@@ -110,7 +110,7 @@ def test_a_slow_stream_is_a_slow_source(engine: Any) -> None:
     assert any(map(is_longest, (0.005, 0.05, 0.5)))  # as above
 
 
-def test_two_loaders_of_one_source_count_their_own_hits() -> None:
+def test_two_loaders_of_one_source_have_separate_cache_hit_counts() -> None:
     source = Chunks()
     first = rf.Loader(source, batch_size=2, topology=rf.Topology())
     list(first)
@@ -120,7 +120,7 @@ def test_two_loaders_of_one_source_count_their_own_hits() -> None:
     assert (first.stats()["cache_hits"], second.stats()["cache_hits"]) == (20, 40)
 
 
-def test_the_place_in_the_epoch_counts_what_was_done_before_a_resumption() -> None:
+def test_stats_epoch_step_includes_steps_done_before_a_resume() -> None:
     loader = rf.Loader(Chunks(), batch_size=4, topology=rf.Topology())
     assert loader.stats()["epoch_steps"] == 0
     batches = iter(loader)
@@ -137,7 +137,7 @@ def test_the_place_in_the_epoch_counts_what_was_done_before_a_resumption() -> No
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_wait_under_way_is_seen_from_another_thread(workers: int) -> None:
+def test_stats_read_from_another_thread_include_a_wait_in_progress(workers: int) -> None:
     held, reading = threading.Event(), threading.Event()
 
     def slow(sample: Any) -> Any:
@@ -164,7 +164,7 @@ def test_a_wait_under_way_is_seen_from_another_thread(workers: int) -> None:
     assert max(each["waiting_seconds"] for each in seen) <= seen[-1]["waited_seconds"] + 1e-3
 
 
-def test_nothing_is_waited_for_after_an_error() -> None:
+def test_stats_show_no_wait_in_progress_after_a_transform_error() -> None:
     def fails(sample: Any) -> Any:
         if sample["x"] == 9:
             raise ValueError("no")
@@ -177,14 +177,14 @@ def test_nothing_is_waited_for_after_an_error() -> None:
     assert loader.stats()["epoch_step"] == loader.stats()["steps"] == 2
 
 
-def test_a_loader_that_travels_counts_anew() -> None:
+def test_stats_of_a_pickled_loader_start_at_zero() -> None:
     loader = rf.Loader(Chunks(), batch_size=4, topology=rf.Topology())
     list(loader)
     assert pickle.loads(pickle.dumps(loader)).stats()["steps"] == 0
     assert loader.stats()["steps"] == 10
 
 
-def test_all_figures_are_numbers_at_any_time() -> None:
+def test_all_stats_are_numbers_with_the_same_keys_before_and_after_an_epoch() -> None:
     loader = rf.Loader(rf.from_dataset([{"x": 1}] * 4), batch_size=2, topology=rf.Topology())
     before = loader.stats()
     list(loader)
@@ -193,7 +193,7 @@ def test_all_figures_are_numbers_at_any_time() -> None:
     assert before.keys() == loader.stats().keys()
 
 
-def test_padding_is_counted_where_rows_have_no_elements(tmp_path: Path) -> None:
+def test_stats_count_padding_bytes_of_empty_rows(tmp_path: Path) -> None:
     rows = [{"tokens": np.arange(length)} for length in (0, 0, 3, 1)]
     halves = rows[:2], rows[2:]
     files = [rf.write(half, tmp_path / str(number), progress=False) for number, half in enumerate(halves)]
@@ -205,7 +205,7 @@ def test_padding_is_counted_where_rows_have_no_elements(tmp_path: Path) -> None:
         assert (stats["padding_bytes"], stats["padded_bytes"], stats["padding_share"]) == (8 * 8, 12 * 8, 8 / 12)
 
 
-def test_memory_counts_no_mapped_data(tmp_path: Path) -> None:
+def test_private_bytes_does_not_count_memory_mapped_files(tmp_path: Path) -> None:
     size = 256 << 20
     with (tmp_path / "data").open("wb") as file:
         file.truncate(size)
