@@ -43,7 +43,9 @@ def seen(passes: list[dict[str, Any]]) -> Counter[int]:
 
 
 @pytest.mark.soak
-def test_each_sample_once_in_equal_steps_however_accelerate_would_share_batches_out(tmp_path: Path) -> None:
+def test_accelerated_loader_delivers_each_sample_once_in_equal_steps_for_all_accelerate_options(
+    tmp_path: Path,
+) -> None:
     ranks = run(2, tmp_path, "epochs")
     for cell in zip(*ranks, strict=True):
         passes = [[rank["passes"][epoch] for rank in cell] for epoch in range(2)]
@@ -63,7 +65,9 @@ def test_each_sample_once_in_equal_steps_however_accelerate_would_share_batches_
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_metrics_are_exact_to_the_last_sample_for_every_size(ranks: int, tmp_path: Path) -> None:
+def test_gather_for_metrics_returns_each_sample_exactly_once_for_every_dataset_size(
+    ranks: int, tmp_path: Path
+) -> None:
     results = run(ranks, tmp_path, "metrics", "1")
     assert all(result == results[0] for result in results), "every rank gets the same"
     sizes = Counter((cell["tail"], cell["samples"]) for cell in results[0])
@@ -87,7 +91,7 @@ def test_metrics_are_exact_to_the_last_sample_for_every_size(ranks: int, tmp_pat
 
 
 @pytest.mark.soak
-def test_what_has_a_length_of_its_own_is_gathered_whole_or_refused_on_every_rank_alike(tmp_path: Path) -> None:
+def test_gather_for_metrics_gathers_values_of_other_lengths_whole_or_raises_on_every_rank(tmp_path: Path) -> None:
     first, second = run(2, tmp_path, "lengths")
     assert [(one["rows"], other["rows"]) for one, other in zip(first, second, strict=True)] == [
         (2, 3),
@@ -104,7 +108,7 @@ def test_what_has_a_length_of_its_own_is_gathered_whole_or_refused_on_every_rank
 
 
 @pytest.mark.slow
-def test_a_checkpoint_in_mid_epoch_goes_on_on_fewer_and_on_more_ranks(tmp_path: Path) -> None:
+def test_accelerate_checkpoint_in_mid_epoch_resumes_on_fewer_and_on_more_ranks(tmp_path: Path) -> None:
     saved = run(2, tmp_path, "save")
     assert seen([rank["first"] for rank in saved]) == ONCE
     for ranks, way in ((1, "load"), (3, "skip")):
@@ -132,7 +136,7 @@ class CountedReads:
         return {"id": index}
 
 
-def test_skipping_batches_reads_nothing_and_leads_to_the_next_epoch() -> None:
+def test_skip_first_batches_reads_no_skipped_sample_and_advances_to_the_next_epoch() -> None:
     accelerator, data = Accelerator(cpu=True), CountedReads()
     loader = accelerated(rf.Loader(rf.from_dataset(data), 4, shuffle=True), accelerator)
     whole = [batch["id"].tolist() for batch in loader]
@@ -149,7 +153,7 @@ def test_skipping_batches_reads_nothing_and_leads_to_the_next_epoch() -> None:
 
 
 @pytest.mark.slow
-def test_a_share_that_would_be_shared_out_again_is_an_error_on_every_rank(tmp_path: Path) -> None:
+def test_rankfeed_data_that_accelerate_would_shard_again_raises_an_error_on_every_rank(tmp_path: Path) -> None:
     for results in run(2, tmp_path, "wrapped"):
         assert len(results) == 12
         for cell in results:
@@ -166,14 +170,16 @@ def test_a_share_that_would_be_shared_out_again_is_an_error_on_every_rank(tmp_pa
         *map(soak, ("stream in workers", "sharded samples")),
     ],
 )
-def test_a_share_that_rank_0_is_to_deal_out_ends_the_job_with_an_error(way: str, tmp_path: Path) -> None:
+def test_accelerate_dispatch_batches_over_rankfeed_data_fails_the_job_with_an_error(
+    way: str, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     with jobs.started(jobs.torchrun(2, SCRIPT, tmp_path, "dispatched", way), log) as job:
         assert job.wait(HANG) == 1
     assert "shard data again" in log.read_text()
 
 
-def test_an_accelerator_gets_no_loader_of_other_ranks_nor_one_of_another_library() -> None:
+def test_accelerated_raises_argument_error_for_another_topology_or_another_library() -> None:
     accelerator = Accelerator(cpu=True)
     source = rf.from_dataset([{"id": i} for i in range(8)])
     with pytest.raises(ArgumentError, match="not those of the accelerator"):
@@ -182,7 +188,9 @@ def test_an_accelerator_gets_no_loader_of_other_ranks_nor_one_of_another_library
         accelerated(DataLoader([1, 2]), accelerator)  # type: ignore[arg-type]
 
 
-def test_a_loader_without_accelerated_is_refused_on_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iterating_a_prepared_loader_without_accelerated_raises_on_several_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     accelerator = Accelerator(cpu=True)
     source = rf.from_dataset([{"id": i} for i in range(8)])
     loader = accelerator.prepare(rf.Loader(source, 2, topology=rf.Topology(rank=0, world_size=2)))
@@ -197,7 +205,7 @@ def test_a_loader_without_accelerated_is_refused_on_several_ranks(monkeypatch: p
     assert len(list(accelerated(rf.Loader(source, 2), accelerator))) == 4
 
 
-def test_a_loop_that_is_left_early_and_one_inside_another_leave_no_trace() -> None:
+def test_accelerate_gradient_state_is_correct_after_nested_loops_and_a_break() -> None:
     accelerator = Accelerator(cpu=True)
     source = rf.from_dataset([{"id": i} for i in range(5)])
     outer, inner = (accelerated(rf.Loader(source, 2), accelerator) for _ in range(2))
@@ -210,7 +218,7 @@ def test_a_loop_that_is_left_early_and_one_inside_another_leave_no_trace() -> No
     assert not accelerator.gradient_state.in_dataloader
 
 
-def test_a_checkpoint_of_other_objects_is_refused(tmp_path: Path) -> None:
+def test_loading_an_accelerate_checkpoint_without_loader_state_raises_state_error(tmp_path: Path) -> None:
     first, second = Accelerator(cpu=True), Accelerator(cpu=True)
     accelerated(rf.Loader(rf.from_dataset([{"id": i} for i in range(5)]), 2), first)
     second.register_for_checkpointing(torch.optim.SGD(torch.nn.Linear(1, 1).parameters()))
@@ -219,7 +227,7 @@ def test_a_checkpoint_of_other_objects_is_refused(tmp_path: Path) -> None:
         first.load_state(str(tmp_path))
 
 
-def test_loaders_made_anew_take_no_part_in_checkpoints_if_they_are_not_to(tmp_path: Path) -> None:
+def test_loaders_with_checkpoint_false_are_not_saved_in_accelerate_checkpoints(tmp_path: Path) -> None:
     source = rf.from_dataset([{"id": i} for i in range(8)])
     first, second = Accelerator(cpu=True), Accelerator(cpu=True)
     train = accelerated(rf.Loader(source, 2), first)
@@ -235,7 +243,9 @@ def test_loaders_made_anew_take_no_part_in_checkpoints_if_they_are_not_to(tmp_pa
 
 @pytest.mark.parametrize("batch_size", [4, 3], ids=["same", "smaller"])
 @pytest.mark.parametrize("way", ["load", "load its state alone", "skip none", "skip all"])
-def test_a_checkpoint_at_the_last_batch_leads_to_the_next_epoch(way: str, batch_size: int, tmp_path: Path) -> None:
+def test_accelerate_checkpoint_at_the_last_batch_resumes_with_the_next_epoch(
+    way: str, batch_size: int, tmp_path: Path
+) -> None:
     source = rf.from_dataset([{"id": i} for i in range(12)])
     first = Accelerator(cpu=True)
     loader = accelerated(rf.Loader(source, 4, shuffle=True), first)
@@ -263,7 +273,7 @@ def test_a_checkpoint_at_the_last_batch_leads_to_the_next_epoch(way: str, batch_
     assert resumed.epoch == 2
 
 
-def test_skipping_stays_at_a_loaded_place_and_says_where_the_epoch_ends() -> None:
+def test_skip_first_batches_sets_the_position_and_raises_beyond_the_end_of_the_epoch() -> None:
     accelerator = Accelerator(cpu=True)
     source = rf.from_dataset([{"id": i} for i in range(10)])
     loader = accelerated(rf.Loader(source, 2), accelerator)
@@ -277,7 +287,7 @@ def test_skipping_stays_at_a_loaded_place_and_says_where_the_epoch_ends() -> Non
 
 
 @pytest.mark.slow
-def test_the_example_trains_is_stopped_and_goes_on_with_each_sample_once(tmp_path: Path) -> None:
+def test_the_accelerate_example_stopped_and_resumed_trains_on_each_sample_once_per_epoch(tmp_path: Path) -> None:
     first = jobs.torchrun(2, EXAMPLE, tmp_path / "run", "--stop-after", 5)
     jobs.run(first, tmp_path / "first.log", HANG)
     jobs.run(jobs.torchrun(2, EXAMPLE, tmp_path / "run"), tmp_path / "second.log", HANG)

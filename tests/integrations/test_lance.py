@@ -61,7 +61,7 @@ def samplers(world_size: int, **options: Any) -> list[ShardedSampler]:
     [("fork", (1, 0)), slow("spawn", (None, None, 0))],
     ids=["new workers", "persistent workers"],
 )
-def test_workers_of_lances_loader_read_the_same_steps(
+def test_lance_dataset_in_dataloader_workers_gives_the_same_batches_as_in_one_process(
     table: str, start: str, epochs: tuple[int | None, ...]
 ) -> None:
     sampler, alone = (samplers(1, shuffle=True, seed=3)[0] for _ in range(2))
@@ -80,7 +80,9 @@ def test_workers_of_lances_loader_read_the_same_steps(
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_every_row_once_whatever_the_number_of_ranks(table: str, world_size: int, shuffle: bool) -> None:
+def test_lance_sampler_reads_every_row_once_in_equal_steps_for_any_number_of_ranks(
+    table: str, world_size: int, shuffle: bool
+) -> None:
     ranks = [read(table, sampler) for sampler in samplers(world_size, shuffle=shuffle)]
     assert Counter(chain.from_iterable(map(flat, ranks))) == live(table)
     assert len({len(rank) for rank in ranks}) == 1
@@ -88,7 +90,7 @@ def test_every_row_once_whatever_the_number_of_ranks(table: str, world_size: int
     assert max(totals) - min(totals) <= 1
 
 
-def test_a_filter_columns_and_row_ids_are_lance_s_own(table: str) -> None:
+def test_lance_sampler_honours_filter_columns_and_row_ids_of_lance_dataset(table: str) -> None:
     ranks = []
     for sampler in samplers(2):
         dataset = LanceDataset(
@@ -107,7 +109,7 @@ def test_a_filter_columns_and_row_ids_are_lance_s_own(table: str) -> None:
     workers=st.integers(1, 4),
     tail=st.sampled_from(["rest", "drop"]),
 )
-def test_steps_are_equal_where_a_loader_joins_batches(
+def test_lance_sampler_steps_are_equal_on_all_ranks_after_lance_joins_small_batches(
     rows: int, batch: int, world_size: int, workers: int, tail: Any
 ) -> None:
     plan = rf.Plan(rows, seed=rows)
@@ -135,14 +137,14 @@ def test_steps_are_equal_where_a_loader_joins_batches(
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.integers(1, 20))
-def test_runs_end_where_fragments_end(counts: list[int], run: int) -> None:
+def test_lance_sampler_runs_do_not_cross_fragment_boundaries(counts: list[int], run: int) -> None:
     runs = runs_of(np.array(counts), run)
     assert runs.sum() == sum(counts)
     assert runs.size == 0 or 0 < runs.min() <= runs.max() <= run
     assert np.isin(np.cumsum(counts)[np.array(counts) > 0], np.cumsum(runs)).all()
 
 
-def test_an_epoch_has_its_own_order_and_can_be_asked_for(table: str) -> None:
+def test_lance_sampler_shuffles_each_epoch_differently_and_supports_set_epoch(table: str) -> None:
     (sampler,) = samplers(1, shuffle=True, seed=5)
     first, second = read(table, sampler), read(table, sampler)
     assert first != second
@@ -155,12 +157,12 @@ def test_an_epoch_has_its_own_order_and_can_be_asked_for(table: str) -> None:
     assert read(table, copy.deepcopy(sampler)) == first
 
 
-def test_without_shuffle_rows_come_as_they_lie(table: str) -> None:
+def test_lance_sampler_without_shuffle_keeps_the_stored_row_order(table: str) -> None:
     (sampler,) = samplers(1)
     assert flat(read(table, sampler)) == lance.dataset(table).to_table(["id"])["id"].to_pylist()
 
 
-def test_runs_stay_together_and_a_run_of_one_mixes_all(table: str) -> None:
+def test_longer_lance_sampler_runs_keep_more_neighbouring_rows_together(table: str) -> None:
     lying = lance.dataset(table).to_table(["id"])["id"].to_pylist()
     after = dict(pairwise(lying))
 
@@ -172,11 +174,11 @@ def test_runs_stay_together_and_a_run_of_one_mixes_all(table: str) -> None:
     assert neighbours(run=1) < 20 < 300 < neighbours(run=8) < neighbours(run=32)
 
 
-def test_it_is_a_sampler_of_lance(table: str) -> None:
+def test_sharded_sampler_is_an_instance_of_lance_sampler(table: str) -> None:
     assert isinstance(ShardedSampler(), Sampler)
 
 
-def test_what_cannot_be_meant_is_refused(table: str) -> None:
+def test_invalid_lance_sampler_arguments_raise_an_error(table: str) -> None:
     with pytest.raises(ArgumentError, match="invalid tail"):
         ShardedSampler(tail="pad")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="shuffle"):

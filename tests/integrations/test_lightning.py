@@ -76,7 +76,7 @@ def out(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
-def test_each_sample_once_an_epoch_in_equal_steps_and_a_new_order(out: Path) -> None:
+def test_lightning_trains_on_each_sample_once_per_epoch_in_equal_steps_and_planned_order(out: Path) -> None:
     told = lines(out, "whole")
     for rank in range(2):
         assert steps(told[rank]) == planned(rank, range(3))
@@ -86,7 +86,7 @@ def test_each_sample_once_an_epoch_in_equal_steps_and_a_new_order(out: Path) -> 
     assert planned(0, range(1))[0][1] != planned(0, range(1, 2))[0][1]
 
 
-def test_the_trainer_keeps_the_loader_and_the_audit_of_an_epoch_comes_to_its_end(out: Path) -> None:
+def test_lightning_trainer_uses_the_original_loader_and_its_audit_report_is_complete(out: Path) -> None:
     for told in lines(out, "whole"):
         assert facts(told)[-1]["same"] is True
         assert facts(told)[-1]["audit"].startswith(
@@ -94,14 +94,14 @@ def test_the_trainer_keeps_the_loader_and_the_audit_of_an_epoch_comes_to_its_end
         )
 
 
-def test_every_validation_is_of_all_samples_once_and_its_mean_exact(out: Path) -> None:
+def test_lightning_validation_covers_all_samples_once_and_log_mean_is_exact(out: Path) -> None:
     told = [facts(of_rank) for of_rank in lines(out, "whole")]
     ids = Counter(chain.from_iterable(fact["validated"] for rank in told for fact in rank if "validated" in fact))
     assert ids == Counter(dict.fromkeys(range(13), 6))  # twice in each of three epochs
     assert [rank[-1]["mean"] for rank in told] == [float(Fraction(sum(range(13)), 13 * 7))] * 2
 
 
-def test_worker_processes_stay_from_epoch_to_epoch(out: Path) -> None:
+def test_lightning_training_reuses_worker_processes_between_epochs(out: Path) -> None:
     for rank, told in enumerate(lines(out, "processes")):
         assert steps(told) == planned(rank, range(3))
         first, *later = facts(told)[0]["workers"]
@@ -109,12 +109,12 @@ def test_worker_processes_stay_from_epoch_to_epoch(out: Path) -> None:
         assert later == [first, first]
 
 
-def test_epochs_ended_early_are_followed_by_the_next_order(out: Path) -> None:
+def test_lightning_epochs_limited_in_batches_are_followed_by_the_order_of_the_next_epoch(out: Path) -> None:
     for rank, told in enumerate(lines(out, "limited")):
         assert steps(told) == planned(rank, range(3), take=2)
 
 
-def test_a_job_that_stops_early_stops_on_all_ranks_and_leaves_a_loader_to_train_on_with(out: Path) -> None:
+def test_lightning_early_stop_stops_all_ranks_and_the_loader_can_train_again(out: Path) -> None:
     told = lines(out, "stopped")
     for rank in range(2):
         assert steps(told[rank], fit=0) == [*planned(rank, range(1)), *planned(rank, range(1, 2), take=2)]
@@ -123,14 +123,14 @@ def test_a_job_that_stops_early_stops_on_all_ranks_and_leaves_a_loader_to_train_
     assert Counter(validated) == Counter(dict.fromkeys(range(12), 3)), "two of three batches, three times"
 
 
-def test_the_trainers_epoch_decides_the_order_whoever_used_the_loader_before(out: Path) -> None:
+def test_lightning_trainer_epoch_determines_the_order_of_a_previously_used_loader(out: Path) -> None:
     for rank, told in enumerate(lines(out, "again")):
         assert steps(told, fit=0) == planned(rank, range(2), take=3)
         assert steps(told, fit=1) == planned(rank, range(1))
         assert steps(told, fit=2) == planned(rank, range(1, 3))
 
 
-def test_of_several_loaders_the_longest_is_read_once_an_epoch_and_the_shorter_ones_begin_anew(out: Path) -> None:
+def test_lightning_reads_the_longest_of_several_loaders_once_and_restarts_the_shorter(out: Path) -> None:
     for rank, told in enumerate(lines(out, "several")):
         assert [[epoch, ids["long"]] for epoch, ids in steps(told)] == planned(rank, range(2))
         short = [ids["short"] for _, ids in steps(told)]
@@ -138,7 +138,7 @@ def test_of_several_loaders_the_longest_is_read_once_an_epoch_and_the_shorter_on
         assert short == [ids for epoch in expected for _, ids in epoch]
 
 
-def test_overfitting_has_the_same_batches_each_epoch_and_refuses_to_shuffle(out: Path) -> None:
+def test_lightning_overfit_batches_repeats_the_same_batches_and_raises_with_shuffle(out: Path) -> None:
     for told in lines(out, "overfit"):
         first, second = ([ids for at, ids in steps(told) if at == epoch] for epoch in range(2))
         assert first == second
@@ -149,7 +149,7 @@ def test_overfitting_has_the_same_batches_each_epoch_and_refuses_to_shuffle(out:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, soak(1)])
-def test_a_checkpoint_goes_on_on_other_ranks(ranks: int, out: Path) -> None:
+def test_lightning_checkpoint_resumes_on_another_number_of_ranks(ranks: int, out: Path) -> None:
     """Of a last batch, and of an exception; of a killed job: tests/launch/test_frameworks.py."""
     cells = {"last_batch": STEPS, "failed": 2}
     run(job(ranks, out, *(f"after_{cell}" for cell in cells)), out / f"log-{ranks}", HANG)
@@ -171,7 +171,7 @@ def test_training_resumes_in_the_middle_of_its_epoch_from_a_checkpoint_saved_aft
         assert steps(told, fit=1) == planned(rank, range(2))[2:]
 
 
-def test_samplers_in_a_stock_dataloader_are_left_alone(out: Path) -> None:
+def test_lightning_with_rankfeed_samplers_in_a_stock_dataloader_reads_each_sample_once(out: Path) -> None:
     told = lines(out, "stock")
     for fit in range(2):
         for epoch in range(2):
@@ -180,20 +180,20 @@ def test_samplers_in_a_stock_dataloader_are_left_alone(out: Path) -> None:
         assert len({len(steps(rank, fit)) for rank in told}) == 1
 
 
-def test_a_batch_sampler_about_to_be_sharded_again_is_refused(out: Path) -> None:
+def test_a_batch_sampler_that_lightning_would_shard_again_raises_argument_error(out: Path) -> None:
     for told in lines(out, "stock"):
         assert [fact["error"] for fact in facts(told)] == ["ArgumentError"] * 2  # in fit, and in predict
         assert all("Trainer(use_distributed_sampler=False)" in fact["says"] for fact in facts(told))
 
 
-def test_unequal_loaders_of_somebody_else_are_an_error_before_training(out: Path) -> None:
+def test_dataloaders_of_unequal_length_on_the_ranks_raise_plan_error_before_training(out: Path) -> None:
     for told in lines(out, "uneven"):
         assert steps(told) == []
         assert [fact["error"] for fact in facts(told)] == ["PlanError"] * 2  # in fit, and in validate
         assert all("rank 0: 8, rank 1: 6" in fact["says"] for fact in facts(told))
 
 
-def test_what_a_mean_is_taken_of_must_fit() -> None:
+def test_log_mean_with_a_mismatched_mask_or_sync_dist_raises_argument_error() -> None:
     with pytest.raises(rf.errors.ArgumentError, match="the mask does not fit"):
         log_mean(None, "loss", torch.tensor(1.0), torch.tensor([True]))
     with pytest.raises(rf.errors.ArgumentError, match="found: sync_dist"):

@@ -13,7 +13,7 @@ JOB = Path(__file__).parent / "jobs" / "lightning_lockstep.py"
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_trainer_names_the_rank_that_failed(tmp_path: Path) -> None:
+def test_lightning_lockstep_error_names_the_rank_and_step_that_failed(tmp_path: Path) -> None:
     cases = ["nowhere", "training", "validation"]
     run([sys.executable, str(JOB), str(tmp_path), *cases], tmp_path / "log", 280)
     told = {

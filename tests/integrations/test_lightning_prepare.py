@@ -34,7 +34,7 @@ def builds(out: Path) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_every_rank_of_a_trainer_gets_what_was_built_once(tmp_path: Path) -> None:
+def test_prepare_once_under_lightning_builds_once_and_every_rank_gets_the_result(tmp_path: Path) -> None:
     run(command(tmp_path), tmp_path / "log", HANG)
     assert outcomes(tmp_path / "out") == {
         "outside-before-0": "before",
@@ -60,7 +60,9 @@ def test_every_rank_of_a_trainer_gets_what_was_built_once(tmp_path: Path) -> Non
         soak("before", ["outside-before-0"]),
     ],
 )
-def test_a_build_that_raises_ends_all_ranks(fails: str, told: list[str], tmp_path: Path) -> None:
+def test_a_failing_prepare_once_build_under_lightning_ends_all_ranks(
+    fails: str, told: list[str], tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     seen: dict[int, psutil.Process] = {}
     with started(command(tmp_path, fails), log) as job:

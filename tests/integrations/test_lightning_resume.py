@@ -151,7 +151,7 @@ def epoch_ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(("rows", "limit"), [(ROWS, "max_epochs"), (8, "max_steps"), *OTHER_LIMITS])
 @pytest.mark.parametrize("saved", ["last_batch", "epoch_end", "after_fit"])
-def test_after_an_epoch_the_next_ones_are_whole(
+def test_lightning_resumed_from_an_epoch_end_checkpoint_trains_on_the_whole_following_epochs(
     saved: str, rows: int, limit: str, epoch_ends: dict[str, Path]
 ) -> None:
     due = planned(range(1, 3), rows)
@@ -163,7 +163,9 @@ def test_after_an_epoch_the_next_ones_are_whole(
 
 
 @pytest.mark.parametrize("saved", ["last_batch", "epoch_end"])
-def test_it_can_be_resumed_again(saved: str, tmp_path: Path, epoch_ends: dict[str, Path]) -> None:
+def test_lightning_run_resumed_from_an_epoch_end_can_be_checkpointed_and_resumed_again(
+    saved: str, tmp_path: Path, epoch_ends: dict[str, Path]
+) -> None:
     once = resumed(epoch_ends[saved], ROWS, saver(tmp_path, every_n_train_steps=1), max_steps=STEPS + 4)
     again = resumed(tmp_path / f"step={STEPS + 4}.ckpt", max_steps=3 * STEPS)
     assert once.trained + again.trained == planned(range(1, 3))
@@ -171,7 +173,9 @@ def test_it_can_be_resumed_again(saved: str, tmp_path: Path, epoch_ends: dict[st
 
 @pytest.mark.parametrize(("rows", "limit"), [(ROWS, "max_epochs"), (8, "max_steps"), *OTHER_LIMITS])
 @pytest.mark.parametrize("saved", ["fit.ckpt", "step=4.ckpt"])
-def test_an_epoch_that_max_steps_ended_early_goes_on(saved: str, rows: int, limit: str, tmp_path: Path) -> None:
+def test_lightning_epoch_ended_early_by_max_steps_resumes_with_its_remaining_batches(
+    saved: str, rows: int, limit: str, tmp_path: Path
+) -> None:
     run, first = trainer(saver(tmp_path), max_steps=4), Model()
     run.fit(first, loader())
     run.save_checkpoint(tmp_path / "fit.ckpt")
@@ -204,7 +208,9 @@ def stopped(folder: Path, hook: str, batch: int, **options: Any) -> Model:
     ],
 )
 @pytest.mark.parametrize("batch", [3, *map(slow, (STEPS - 1, STEPS))])
-def test_what_an_exception_stopped_goes_on_with_the_batch_in_hand(batch: int, hook: str, tmp_path: Path) -> None:
+def test_lightning_run_stopped_by_an_exception_resumes_without_losing_the_interrupted_batch(
+    batch: int, hook: str, tmp_path: Path
+) -> None:
     before = stopped(tmp_path, hook, batch, val_check_interval=3)
     for limit in ({"max_epochs": 2}, {"max_steps": 2 * STEPS}):
         after = resumed(tmp_path / "stopped.ckpt", val_check_interval=3, **limit)
@@ -215,14 +221,16 @@ def test_what_an_exception_stopped_goes_on_with_the_batch_in_hand(batch: int, ho
 
 @pytest.mark.parametrize("rows", [2, 8])
 @pytest.mark.parametrize("batch", [3, slow(STEPS - 1)])
-def test_what_an_exception_stopped_goes_on_with_another_batch_size(batch: int, rows: int, tmp_path: Path) -> None:
+def test_lightning_run_stopped_by_an_exception_resumes_with_another_batch_size(
+    batch: int, rows: int, tmp_path: Path
+) -> None:
     before = stopped(tmp_path, "training_step", batch)
     after = resumed(tmp_path / "stopped.ckpt", rows, max_epochs=2)
     assert samples(before.trained + after.trained, 0) == Counter(range(SAMPLES))
     assert after.trained[-len(planned(range(1), rows)) :] == planned(range(1, 2), rows)
 
 
-def test_a_job_stopped_by_an_exception_can_be_resumed_again(tmp_path: Path) -> None:
+def test_lightning_run_stopped_by_an_exception_can_be_resumed_twice(tmp_path: Path) -> None:
     before = stopped(tmp_path, "training_step", 2)
     once = resumed(tmp_path / "stopped.ckpt", ROWS, saver(tmp_path, every_n_train_steps=1), max_steps=4)
     again = resumed(tmp_path / "step=4.ckpt", max_epochs=2)
@@ -251,7 +259,7 @@ def trained_on_both(*callbacks: Any, samples: int = 8, mode: str = "", **options
 
 
 @pytest.mark.skipif("on_exception" not in vars(ModelCheckpoint), reason="this Lightning has no save_on_exception")
-def test_of_several_loaders_each_goes_on_with_its_batch_in_hand(tmp_path: Path) -> None:
+def test_several_loaders_stopped_by_an_exception_each_resume_with_the_interrupted_batch(tmp_path: Path) -> None:
     class StoppingBoth(Both, Stopping):
         pass
 
@@ -263,7 +271,7 @@ def test_of_several_loaders_each_goes_on_with_its_batch_in_hand(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_one_loader_in_two_places_is_refused(every: int) -> None:
+def test_one_loader_used_twice_in_a_lightning_trainer_raises_argument_error(every: int) -> None:
     feed = loader()
     for train, val in [(feed, feed), (feed, [loader(), feed]), ({"a": feed, "b": feed}, None)]:
         with pytest.raises(rf.errors.ArgumentError, match="one Loader cannot be read twice"):
@@ -271,7 +279,9 @@ def test_one_loader_in_two_places_is_refused(every: int) -> None:
 
 
 @pytest.mark.parametrize(("mode", "every"), [("max_size", 2), ("max_size", 4), ("min_size", 1)])
-def test_a_shorter_loader_that_was_through_is_not_read_again(mode: str, every: int, tmp_path: Path) -> None:
+def test_an_exhausted_shorter_loader_is_not_read_again_after_a_lightning_resume(
+    mode: str, every: int, tmp_path: Path
+) -> None:
     whole = trained_on_both(saver(tmp_path, every_n_train_steps=every), mode=mode)
     assert trained_on_both(mode=mode, ckpt_path=tmp_path / f"step={every}.ckpt") == whole[every:]
     epochs = Counter(epoch for epoch, (_, ids) in whole for _ in ids)
@@ -279,7 +289,9 @@ def test_a_shorter_loader_that_was_through_is_not_read_again(mode: str, every: i
 
 
 @pytest.mark.parametrize("samples", [8, 14])
-def test_a_shorter_loader_that_was_begun_anew_goes_on_as_if_never_stopped(samples: int, tmp_path: Path) -> None:
+def test_a_shorter_loader_restarted_within_an_epoch_resumes_like_an_uninterrupted_lightning_run(
+    samples: int, tmp_path: Path
+) -> None:
     callbacks = saver(tmp_path / "steps", every_n_train_steps=3), saver(tmp_path / "epochs")
     whole = trained_on_both(*callbacks, samples=samples)
     for saved, steps in [("steps", 3), ("steps", STEPS), ("epochs", STEPS), ("steps", 9)]:
@@ -295,7 +307,9 @@ Counting = partial(StatefulStream, 9, "id")
 
 
 @pytest.mark.parametrize("stream", [numbers, Counting], ids=["counted", "with its own state"])
-def test_a_stream_resumes_after_any_batch_though_lightning_reads_one_ahead(stream: Any, tmp_path: Path) -> None:
+def test_a_stream_resumes_after_any_batch_although_lightning_prefetches_one_batch(
+    stream: Any, tmp_path: Path
+) -> None:
     def feed() -> rf.Loader:
         return rf.Loader(rf.from_iterable(stream), 2)
 
@@ -310,7 +324,7 @@ def test_a_stream_resumes_after_any_batch_though_lightning_reads_one_ahead(strea
         assert whole.trained[:step] + rest.trained == whole.trained, step
 
 
-def test_beside_a_stream_a_loader_resumes_after_any_batch(tmp_path: Path) -> None:
+def test_a_loader_combined_with_a_stream_resumes_after_any_lightning_batch(tmp_path: Path) -> None:
     def feeds() -> Any:
         return CombinedLoader([loader(shuffle=False), rf.Loader(rf.from_iterable(Counting), 2)], "max_size_cycle")
 
@@ -327,7 +341,9 @@ def test_beside_a_stream_a_loader_resumes_after_any_batch(tmp_path: Path) -> Non
         assert whole.trained[:step] + rest.trained[: 5 - step] == whole.trained[:5]
 
 
-def test_a_stream_that_is_stopped_by_an_error_comes_again_with_the_batch_in_hand(tmp_path: Path) -> None:
+def test_a_stream_in_a_lightning_run_stopped_by_an_error_resumes_with_the_interrupted_batch(
+    tmp_path: Path,
+) -> None:
     stopped, rest = Stopping("training_step", 3), Model()
     with pytest.raises(Stopped):
         trainer(saver(tmp_path, save_on_exception=True), max_epochs=1).fit(
@@ -338,7 +354,7 @@ def test_a_stream_that_is_stopped_by_an_error_comes_again_with_the_batch_in_hand
     assert samples(stopped.trained + rest.trained, 0) == Counter(range(9))
 
 
-def test_a_stream_cannot_train_and_validate_at_the_same_time() -> None:
+def test_using_one_stream_loader_for_training_and_validation_raises_argument_error() -> None:
     feed = rf.Loader(rf.from_iterable(numbers), 2)
     with pytest.raises(ArgumentError, match="cannot be read twice"):
         trainer(max_epochs=1).fit(Model(), feed, feed)
@@ -394,7 +410,7 @@ def every_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
         slow("on_train_start", "batch"),
     ],
 )
-def test_what_uses_the_loader_before_training_changes_neither_its_position_nor_later_checkpoints(
+def test_reading_the_loader_in_a_hook_before_training_changes_neither_position_nor_checkpoints(
     hook: str, use: str, check: bool, every_step: Path, tmp_path: Path
 ) -> None:
     due = planned(range(3))
@@ -412,7 +428,7 @@ def test_what_uses_the_loader_before_training_changes_neither_its_position_nor_l
             assert again.trained == due[step:], (start, step)
 
 
-def test_a_stream_resumes_though_it_was_set_up_before_the_checkpoint_was_read(tmp_path: Path) -> None:
+def test_a_stream_read_in_a_hook_before_the_checkpoint_is_loaded_still_resumes(tmp_path: Path) -> None:
     def fit(model: Model, *callbacks: Any, **options: Any) -> Steps:
         trainer(*callbacks, max_epochs=2).fit(model, rf.Loader(rf.from_iterable(numbers), 2), **options)
         return model.trained
@@ -424,7 +440,9 @@ def test_a_stream_resumes_though_it_was_set_up_before_the_checkpoint_was_read(tm
 
 
 @pytest.mark.parametrize("start", [0, 3])
-def test_a_learning_rate_finder_does_not_move_the_loader(start: int, every_step: Path, tmp_path: Path) -> None:
+def test_lightning_lr_find_does_not_change_the_position_of_the_loader(
+    start: int, every_step: Path, tmp_path: Path
+) -> None:
     run, model, feed = trainer(default_root_dir=tmp_path, max_epochs=2), Model(), loader()
     model.lr = 0.1
     Tuner(run).lr_find(model, feed, num_training=4)
@@ -433,7 +451,7 @@ def test_a_learning_rate_finder_does_not_move_the_loader(start: int, every_step:
     assert model.trained == planned(range(2))[start:]
 
 
-def test_a_hook_that_reads_the_training_loader_during_an_epoch_is_refused() -> None:
+def test_a_hook_that_iterates_the_training_loader_during_an_epoch_raises_argument_error() -> None:
     class Peeking(Model):
         def on_train_batch_end(self, *_: Any) -> None:
             super().on_train_batch_end()
@@ -463,7 +481,9 @@ def unchecked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return checkpoints
 
 
-def test_without_the_callback_a_checkpoint_is_resumed_where_nothing_is_lost(unchecked: dict[str, Path]) -> None:
+def test_without_loader_check_a_mid_epoch_lightning_checkpoint_resumes_without_loss(
+    unchecked: dict[str, Path],
+) -> None:
     model = Model()
     trainer(check=False, max_epochs=2).fit(model, loader(), ckpt_path=unchecked["middle"])
     assert model.trained == planned(range(2))[3:]
@@ -471,7 +491,7 @@ def test_without_the_callback_a_checkpoint_is_resumed_where_nothing_is_lost(unch
 
 @pytest.mark.parametrize("check", [False, True], ids=["without", "with"])
 @pytest.mark.parametrize("name", ["in hand", "stream"])
-def test_a_checkpoint_without_a_batch_in_hand_is_refused(
+def test_a_lightning_checkpoint_saved_without_loader_check_that_would_lose_samples_raises_state_error(
     name: str, check: bool, unchecked: dict[str, Path]
 ) -> None:
     feed = loader() if name == "in hand" else rf.Loader(rf.from_iterable(numbers), 2)
@@ -480,7 +500,7 @@ def test_a_checkpoint_without_a_batch_in_hand_is_refused(
 
 
 @pytest.mark.parametrize("check", [False, True], ids=["without", "with"])
-def test_a_checkpoint_that_repeats_its_epoch_is_refused(
+def test_a_lightning_checkpoint_of_a_run_that_repeats_its_epoch_raises_state_error(
     check: bool, epoch_ends: dict[str, Path], tmp_path: Path
 ) -> None:
     keep = saver(tmp_path, every_n_train_steps=1)
@@ -494,7 +514,7 @@ def test_a_checkpoint_that_repeats_its_epoch_is_refused(
 
 @pytest.mark.parametrize("saved", ["last_batch", "epoch_end", "after_fit"])
 @pytest.mark.parametrize(("rows", "limit"), [(ROWS, "max_steps"), *map(slow, (2, 8), ("max_epochs", "max_steps"))])
-def test_without_the_callback_no_epoch_is_cut_short(
+def test_without_loader_check_resuming_trains_on_whole_epochs_or_raises_state_error(
     saved: str, rows: int, limit: str, epoch_ends: dict[str, Path]
 ) -> None:
     due = planned(range(1, 3), rows)

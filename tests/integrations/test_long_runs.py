@@ -48,6 +48,6 @@ def check(out: Path) -> list[str]:
 
 
 @pytest.mark.soak
-def test_many_epochs_leave_nothing_behind(tmp_path: Path) -> None:
+def test_many_epochs_leak_no_memory_files_threads_or_processes(tmp_path: Path) -> None:
     jobs.run(jobs.torchrun(2, SCRIPT, tmp_path, EPOCHS, *CELLS), tmp_path / "log", 3000)
     print("\n".join(check(tmp_path)))

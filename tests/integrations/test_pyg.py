@@ -12,7 +12,7 @@ from rankfeed.integrations.pyg import NodeSeeds
 ONE = rf.Topology()
 
 
-def test_seeds_are_given_in_every_way_that_pyg_takes() -> None:
+def test_node_seeds_accept_tensors_lists_masks_and_node_types_like_pyg() -> None:
     data = Data(num_nodes=6)
     typed = HeteroData()
     typed["user"].num_nodes = 4
@@ -33,7 +33,7 @@ def test_seeds_are_given_in_every_way_that_pyg_takes() -> None:
         assert [place for batch in seeds for place in batch] == list(range(len(nodes)))
 
 
-def test_a_checkpoint_of_other_seeds_is_refused() -> None:
+def test_loading_a_node_seeds_state_of_other_seeds_raises_state_error() -> None:
     state = NodeSeeds([1, 2, 3], topology=ONE).state_dict()
     NodeSeeds(torch.tensor([1, 2, 3]), topology=ONE).load_state_dict(state)
     for other in ([1, 2, 4], ("user", [1, 2, 3])):
@@ -41,7 +41,7 @@ def test_a_checkpoint_of_other_seeds_is_refused() -> None:
             NodeSeeds(other, topology=ONE).load_state_dict(state)
 
 
-def test_what_are_no_seeds_is_refused() -> None:
+def test_invalid_node_seeds_raise_an_error() -> None:
     with pytest.raises(ArgumentError, match="pass data="):
         NodeSeeds(None)
     with pytest.raises(ArgumentError, match="no such nodes"):

@@ -34,7 +34,7 @@ def folder_of(root: Path) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("harm", ["cut", "gone", "half of upstream"])
-def test_what_is_not_whole_is_built_again(kind: str, harm: str, tmp_path: Path) -> None:
+def test_pyg_prepare_rebuilds_a_truncated_or_incomplete_dataset(kind: str, harm: str, tmp_path: Path) -> None:
     if harm == "half of upstream":
         raw_files(tmp_path)
         (tmp_path / "processed").mkdir()
@@ -52,7 +52,9 @@ def test_what_is_not_whole_is_built_again(kind: str, harm: str, tmp_path: Path) 
     assert right(dataset, COUNT)
 
 
-def test_a_raw_file_is_asked_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pyg_prepare_key_uses_the_current_size_of_a_raw_file_and_not_a_cached_stat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A host may remember for a while what size and time a file had."""
     file = tmp_path / "raw.txt"
     keys: list[str] = []
@@ -68,7 +70,7 @@ def test_a_raw_file_is_asked_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert keys[0] == keys[1]
 
 
-def test_raw_files_of_the_user_are_used_left_alone_and_looked_at_for_changes(tmp_path: Path) -> None:
+def test_pyg_prepare_uses_the_users_raw_files_unmodified_and_detects_later_changes(tmp_path: Path) -> None:
     raw_files(tmp_path)
     before = {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()}
     assert right(prepare(InMemory, tmp_path, COUNT), COUNT)
@@ -79,7 +81,7 @@ def test_raw_files_of_the_user_are_used_left_alone_and_looked_at_for_changes(tmp
         prepare(InMemory, tmp_path, COUNT)
 
 
-def test_a_download_that_completes_the_user_s_files_leaves_them_alone(tmp_path: Path) -> None:
+def test_pyg_prepare_downloads_missing_raw_files_without_changing_the_users_files(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "0.txt").write_text("mine")
     assert right(prepare(InMemory, tmp_path, 3), 3)
@@ -87,14 +89,14 @@ def test_a_download_that_completes_the_user_s_files_leaves_them_alone(tmp_path: 
     assert os.listdir(tmp_path / "raw") == ["0.txt"]
 
 
-def test_other_arguments_are_another_data_set_and_transforms_are_not(tmp_path: Path) -> None:
+def test_pyg_prepare_builds_one_dataset_per_arguments_and_ignores_transform(tmp_path: Path) -> None:
     for count in (3, 5, 3):
         assert right(prepare(InMemory, tmp_path, count), count)
         assert len(prepare(InMemory, tmp_path, count, transform=lambda data: data)) == count
     assert len([path for path in tmp_path.iterdir() if not path.name.startswith(".")]) == 2
 
 
-def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
+def test_pyg_prepare_of_an_invalid_dataset_raises_argument_error(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="invalid dataset"):
         prepare("Cora", tmp_path)  # type: ignore[arg-type]
 
@@ -132,7 +134,7 @@ def sums(dataset: Any) -> list[float]:
     return [float(data.x.sum()) for data in dataset]
 
 
-def test_a_partial_of_a_class_is_that_class_with_these_arguments(tmp_path: Path) -> None:
+def test_pyg_prepare_treats_a_partial_of_a_class_like_the_class_with_arguments(tmp_path: Path) -> None:
     for count in (3, 5):
         assert right(prepare(partial(InMemory, count=count), tmp_path), count)
         assert right(prepare(InMemory, tmp_path, count=count), count)
@@ -140,7 +142,9 @@ def test_a_partial_of_a_class_is_that_class_with_these_arguments(tmp_path: Path)
 
 
 @pytest.mark.parametrize("made_by", [lambda root: InMemory(root, 3), folder_of], ids=["lambda", "function"])
-def test_a_function_that_makes_a_data_set_is_refused(made_by: Any, tmp_path: Path) -> None:
+def test_pyg_prepare_of_a_function_that_returns_a_dataset_raises_argument_error(
+    made_by: Any, tmp_path: Path
+) -> None:
     with pytest.raises(ArgumentError, match=r"(?s)invalid dataset.*pass the class itself"):
         prepare(made_by, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -157,7 +161,9 @@ def test_a_function_that_makes_a_data_set_is_refused(made_by: Any, tmp_path: Pat
     ],
     ids=["lambda", "closure", "composed", "partial", "object"],
 )
-def test_functions_that_cannot_be_told_apart_need_a_key(nameless: Any, tmp_path: Path) -> None:
+def test_pyg_prepare_with_an_unidentifiable_pre_transform_raises_unless_a_key_is_given(
+    nameless: Any, tmp_path: Path
+) -> None:
     with pytest.raises(ArgumentError, match=r"(?s)no description that identifies it.*key="):
         prepare(Scaled, tmp_path, pre_transform=nameless)
     assert not list(tmp_path.iterdir())
@@ -165,7 +171,7 @@ def test_functions_that_cannot_be_told_apart_need_a_key(nameless: Any, tmp_path:
         prepare(Scaled, tmp_path, pre_transform=nameless, key="the one")
 
 
-def test_transforms_are_told_apart_by_what_they_were_made_with(tmp_path: Path) -> None:
+def test_pyg_prepare_builds_separate_datasets_for_pre_transforms_with_different_arguments(tmp_path: Path) -> None:
     one = sums(prepare(Scaled, tmp_path, pre_transform=Scale(1)))
     for transform in (Scale(2), double, Scale(2).forward, Compose([Scale(2)])):
         for _ in range(2):
@@ -205,13 +211,15 @@ class Nested:
     ],
     ids=["object", "repr of an object", "dtype", "kind"],
 )
-def test_objects_and_arrays_are_told_apart_by_all_that_is_in_them(one: Any, other: Any, tmp_path: Path) -> None:
+def test_pyg_prepare_distinguishes_object_and_array_arguments_by_their_contents(
+    one: Any, other: Any, tmp_path: Path
+) -> None:
     for how in (one, other, copy.deepcopy(one)):
         assert right(prepare(Counted, tmp_path, how), int(getattr(how, "by", how)))
     assert len(list(tmp_path.glob("Counted-*"))) == 2
 
 
-def test_what_else_lies_under_the_root_is_no_concern_of_the_data_set(tmp_path: Path) -> None:
+def test_pyg_prepare_ignores_unrelated_files_under_the_root(tmp_path: Path) -> None:
     raw_files(tmp_path)
     prepare(InMemory, tmp_path, COUNT)
     made = folder_of(tmp_path).stat().st_ino
@@ -223,7 +231,7 @@ def test_what_else_lies_under_the_root_is_no_concern_of_the_data_set(tmp_path: P
     assert not list(folder_of(tmp_path).rglob("train.log"))
 
 
-def test_raw_files_behind_a_link_are_used(tmp_path: Path) -> None:
+def test_pyg_prepare_uses_raw_files_behind_a_symlink(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     raw_files(tmp_path / "elsewhere")
     (tmp_path / "root" / "raw").symlink_to(tmp_path / "elsewhere" / "raw")
@@ -234,7 +242,9 @@ def test_raw_files_behind_a_link_are_used(tmp_path: Path) -> None:
     assert not (folder / "raw").is_symlink()
 
 
-def test_a_raw_file_that_is_removed_meanwhile_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pyg_prepare_ignores_a_raw_file_removed_during_the_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw_files(tmp_path)
     gone = tmp_path / "raw" / "half.part"
     gone.write_text("")

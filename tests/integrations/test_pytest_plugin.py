@@ -31,7 +31,7 @@ def test_broken(rankfeed):
 pytestmark = pytest.mark.timeout(1200)
 
 
-def test_a_project_holds_its_loaders_to_it(tmp_path: Path) -> None:
+def test_pytest_plugin_fails_a_test_whose_loader_is_not_sharded_by_rank(tmp_path: Path) -> None:
     (tmp_path / "test_feed.py").write_text(PROJECT)
     # Whether or not the package is installed: by its module alone.
     plugin = ["-p", "no:rankfeed", "-p", "rankfeed.integrations.pytest_plugin", "-p", "no:cacheprovider"]
@@ -47,7 +47,7 @@ def test_a_project_holds_its_loaders_to_it(tmp_path: Path) -> None:
     assert "remedy: give each rank its share" in done.stdout
 
 
-def test_the_plugin_costs_nothing_until_it_is_asked_for() -> None:
+def test_importing_the_pytest_plugin_does_not_import_torch_numpy_or_pyarrow() -> None:
     code = "import rankfeed.integrations.pytest_plugin, sys; print({'torch', 'pyarrow', 'numpy'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
@@ -63,7 +63,7 @@ class Examined(Rankfeed):
 
 
 @pytest.mark.parametrize("allow", [["uneven-steps", "no-ids"], ["uneven-steps", "not proven", "shared-samples"]])
-def test_findings_that_are_allowed_are_no_failure(allow: list[str]) -> None:
+def test_assert_exactly_once_passes_if_all_findings_are_allowed(allow: list[str]) -> None:
     examined = Examined()
     assert examined.assert_exactly_once("a:b", allow=allow).verdict == "diseased"
     assert examined.allow == {*allow} & {"shared-samples"}, "the doctor is told what it can use"
@@ -73,13 +73,13 @@ def test_findings_that_are_allowed_are_no_failure(allow: list[str]) -> None:
     ("allow", "failing"),
     [((), ["uneven-steps", "no-ids"]), ("not proven", ["uneven-steps"]), (["uneven-steps"], ["no-ids"])],
 )
-def test_findings_that_are_not_allowed_fail_the_test(allow: Any, failing: list[str]) -> None:
+def test_assert_exactly_once_fails_with_the_findings_that_are_not_allowed(allow: Any, failing: list[str]) -> None:
     with pytest.raises(AssertionError) as caught:
         Examined().assert_exactly_once("a:b", allow=allow)
     lines = str(caught.value).splitlines()
     assert [line.split(": ")[1] for line in lines[1:-1]] == failing
 
 
-def test_a_name_that_allows_nothing_is_an_error() -> None:
+def test_assert_exactly_once_with_an_unknown_allow_name_raises_argument_error() -> None:
     with pytest.raises(ArgumentError, match=r"(?s)invalid allow.*'shared-samples'.*'not proven'.*'uneven-steps'"):
         Examined().assert_exactly_once("a:b", allow=["share"])

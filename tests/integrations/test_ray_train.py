@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parent / "jobs" / "ray_train.py"
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_each_sample_once_on_the_workers_of_ray_train(tmp_path: Path) -> None:
+def test_ray_train_workers_read_each_sample_once_per_epoch_and_resume(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     jobs.run([sys.executable, str(SCRIPT), str(out)], tmp_path / "log", 300)

@@ -12,7 +12,7 @@ from rankfeed.integrations.webdataset.samples import ResamplingPlan
 
 
 @given(st.integers(1, 2**40), st.integers(1, 2**40), st.booleans(), st.integers(0, 9), st.data())
-def test_a_draw_does_not_depend_on_which_others_are_asked_for(
+def test_resampling_ids_of_positions_are_the_same_queried_together_or_one_by_one(
     population: int, size: int, replacement: bool, epoch: int, data: st.DataObject
 ) -> None:
     draws = ResamplingPlan(population, size, replacement=replacement, seed=data.draw(st.integers(-(2**70), 2**70)))
@@ -24,7 +24,7 @@ def test_a_draw_does_not_depend_on_which_others_are_asked_for(
 
 
 @given(st.integers(1, 300), st.integers(1, 1000), st.integers(0, 5), st.integers(0, 5))
-def test_without_replacement_all_samples_come_before_any_again(
+def test_resampling_without_replacement_uses_all_samples_before_repeating_any(
     population: int, size: int, seed: int, epoch: int
 ) -> None:
     ids = ResamplingPlan(population, size, replacement=False, seed=seed).sample_ids(epoch, np.arange(size))
@@ -35,7 +35,7 @@ def test_without_replacement_all_samples_come_before_any_again(
             assert deal == Counter(range(population))
 
 
-def test_with_replacement_every_sample_is_as_likely_as_any_other() -> None:
+def test_resampling_with_replacement_draws_samples_uniformly() -> None:
     population, size = 100, 100_000
     for seed in range(3):
         ids = ResamplingPlan(population, size, seed=seed).sample_ids(seed, np.arange(size))
@@ -44,14 +44,14 @@ def test_with_replacement_every_sample_is_as_likely_as_any_other() -> None:
         assert 50 < chi_square < 170  # 99 degrees of freedom: outside in less than one of 10,000 draws
 
 
-def test_draws_that_follow_each_other_have_nothing_to_do_with_each_other() -> None:
+def test_consecutive_resampling_draws_are_independent() -> None:
     ids = ResamplingPlan(10, 100_000).sample_ids(0, np.arange(100_000))
     pairs = np.bincount(ids[:-1] * 10 + ids[1:], minlength=100)
     assert 50 < float(((pairs - 1000) ** 2 / 1000).sum()) < 170
 
 
 @pytest.mark.parametrize("replacement", [True, False])
-def test_other_seeds_and_epochs_draw_something_else(replacement: bool) -> None:
+def test_resampling_draws_differ_between_seeds_and_epochs(replacement: bool) -> None:
     def drawn(seed: int, epoch: int) -> list[int]:
         found: list[int] = (
             ResamplingPlan(1000, replacement=replacement, seed=seed).sample_ids(epoch, np.arange(1000)).tolist()
@@ -67,11 +67,13 @@ def test_other_seeds_and_epochs_draw_something_else(replacement: bool) -> None:
     ("arguments", "named"),
     [((0,), "population"), ((5, 0), "epoch_size"), ((5, 2.5), "epoch_size"), ((5, True), "epoch_size")],
 )
-def test_no_samples_or_no_draws_are_refused(arguments: tuple[int, ...], named: str) -> None:
+def test_resampling_plan_of_no_samples_or_no_draws_raises_argument_error(
+    arguments: tuple[int, ...], named: str
+) -> None:
     with pytest.raises(ArgumentError, match=named):
         ResamplingPlan(*arguments)
 
 
-def test_the_draws_stay_what_they_are() -> None:
+def test_resampling_draws_equal_recorded_values() -> None:
     """Checkpoints name a position among them."""
     assert ResamplingPlan(4, 6, replacement=False).sample_ids(0, range(6)).tolist() == [3, 2, 0, 1, 1, 2]

@@ -44,7 +44,9 @@ def in_turn(streams: list[list[Any]]) -> list[Any]:
 
 
 @given(st.integers(1, 200), st.integers(1, 7), st.integers(1, 4), st.booleans())
-def test_every_sample_goes_to_one_worker_of_one_rank(size: int, world: int, workers: int, shuffle: bool) -> None:
+def test_sharded_samples_gives_every_sample_to_exactly_one_worker_of_one_rank(
+    size: int, world: int, workers: int, shuffle: bool
+) -> None:
     stage = ShardedSamples(source(max(size, world)), shuffle=shuffle, seed=1)
     of_ranks = [
         [flat(stage.share(rank, worker=worker, num_workers=workers)) for worker in range(workers)]
@@ -62,7 +64,7 @@ def test_every_sample_goes_to_one_worker_of_one_rank(size: int, world: int, work
     st.integers(1, 9),
     st.sampled_from(["even", "drop", "pad"]),
 )
-def test_batches_are_equally_many_on_all_ranks(
+def test_sharded_samples_has_equally_many_batches_on_all_ranks_for_each_tail(
     size: int, world: int, workers: int, batch_size: int, tail: Any
 ) -> None:
     size = max(size, world)
@@ -93,7 +95,7 @@ def test_batches_are_equally_many_on_all_ranks(
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_the_order_is_that_of_the_sampler_for_stock_loaders(world: int) -> None:
+def test_sharded_samples_has_the_same_order_as_distributed_sampler(world: int) -> None:
     data = source(53)
     for rank in ranks(world):
         stage = ShardedSamples(data, 4, shuffle=True, seed=9, topology=rank)
@@ -104,7 +106,7 @@ def test_the_order_is_that_of_the_sampler_for_stock_loaders(world: int) -> None:
             assert keys(stage) == [f"{each:04d}" for each in sampler]
 
 
-def test_fillers_are_marked_and_what_is_marked_as_a_sample_is_there_once() -> None:
+def test_padding_samples_are_marked_invalid_and_each_valid_sample_occurs_once() -> None:
     marked = [
         (sample["__key__"], sample["__valid__"])
         for rank in ranks(3)
@@ -114,14 +116,14 @@ def test_fillers_are_marked_and_what_is_marked_as_a_sample_is_there_once() -> No
     assert Counter(key for key, valid in marked if valid) == Counter(f"{i:04d}" for i in range(10))
 
 
-def test_only_the_columns_asked_for_are_read_and_what_names_a_sample() -> None:
+def test_sharded_samples_with_columns_yields_only_these_and_the_key() -> None:
     assert list(next(iter(ShardedSamples(source(3), columns=["txt"])))) == ["__key__", "txt"]
     with pytest.raises(rf.errors.ArgumentError, match="no such column"):
         ShardedSamples(source(3), columns=["jpg"])
 
 
 @pytest.mark.parametrize("kind", [ShardedSamples, Resampled])
-def test_what_cannot_be_meant_is_refused_when_the_stage_is_made(kind: Any) -> None:
+def test_invalid_stage_arguments_raise_an_error_at_construction(kind: Any) -> None:
     for options in ({"batch_size": 0}, {"tail": "fill"}, {"seed": 0.5}):
         with pytest.raises(rf.errors.ArgumentError, match=next(iter(options))):
             kind(source(3), **options)
@@ -129,7 +131,7 @@ def test_what_cannot_be_meant_is_refused_when_the_stage_is_made(kind: Any) -> No
         kind("/nowhere/at/all.tar")
 
 
-def test_fewer_samples_than_ranks_are_refused_and_with_padding_are_not() -> None:
+def test_fewer_samples_than_ranks_raise_plan_error_unless_tail_is_pad() -> None:
     stage = ShardedSamples(source(2), topology=rf.Topology(rank=2, world_size=3))
     with pytest.raises(PlanError, match="fewer samples than there are ranks"):
         iter(stage)
@@ -137,7 +139,7 @@ def test_fewer_samples_than_ranks_are_refused_and_with_padding_are_not() -> None
     assert [sample["__valid__"] for sample in padded] == [False]
 
 
-def test_each_pass_is_the_next_epoch_until_an_epoch_is_set_and_then_it_is_that_one() -> None:
+def test_each_pass_over_a_stage_is_the_next_epoch_until_set_epoch_fixes_the_epoch() -> None:
     stage = ShardedSamples(source(20), shuffle=True, topology=rf.Topology())
     passes = [keys(stage) for _ in range(3)]
     assert len({tuple(each) for each in passes}) == 3
@@ -149,7 +151,7 @@ def test_each_pass_is_the_next_epoch_until_an_epoch_is_set_and_then_it_is_that_o
     assert keys(stage) == passes[2]
 
 
-def test_a_job_goes_on_on_other_ranks_where_it_stood_with_nothing_lost_or_repeated() -> None:
+def test_a_sharded_samples_state_resumes_on_other_ranks_without_losing_or_repeating_samples() -> None:
     data = source(103)
     stages = [ShardedSamples(data, 4, shuffle=True, seed=2, topology=rank) for rank in ranks(2)]
     for stage in stages:
@@ -170,7 +172,7 @@ def test_a_job_goes_on_on_other_ranks_where_it_stood_with_nothing_lost_or_repeat
         assert Counter(delivered + rest) == Counter(f"{i:04d}" for i in range(103))
 
 
-def test_a_state_of_an_earlier_order_continues_in_it() -> None:
+def test_a_stage_state_saved_with_order_version_1_resumes_in_that_order() -> None:
     data = source(50)
     options: dict[str, Any] = {"shuffle": "window", "window": 7, "topology": rf.Topology()}
     plan = rf.Plan(data.blocks, shuffle="window", window=7, lanes=64).with_order(1)
@@ -187,7 +189,7 @@ def test_a_state_of_an_earlier_order_continues_in_it() -> None:
         begun.load_state_dict(state)
 
 
-def test_a_rest_that_makes_no_equal_batches_is_refused_on_more_ranks_unless_it_is_filled_up() -> None:
+def test_resuming_fewer_samples_than_ranks_raises_plan_error_unless_dropped_or_padded() -> None:
     data = source(50)
     stage = ShardedSamples(data, 4, shuffle=True, topology=rf.Topology(rank=0, world_size=2))
     stage.set_epoch(1)
@@ -207,7 +209,7 @@ def test_a_rest_that_makes_no_equal_batches_is_refused_on_more_ranks_unless_it_i
     assert Counter(key for key, valid in filled if valid) == Counter(f"{each:04d}" for each in flat(rest))
 
 
-def test_a_state_after_the_last_step_is_the_end_of_the_epoch() -> None:
+def test_a_stage_state_after_the_last_step_yields_no_more_samples_of_that_epoch() -> None:
     stage = ShardedSamples(source(10), 2, topology=rf.Topology(rank=0, world_size=2))
     stage.set_epoch(0)
     stage.load_state_dict(stage.state_dict(stage.num_batches()))
@@ -215,7 +217,9 @@ def test_a_state_after_the_last_step_is_the_end_of_the_epoch() -> None:
 
 
 @pytest.mark.parametrize("between", [[], [wds.shuffle(5)]], ids=["at once", "with a stage between"])
-def test_webdatasets_own_splitters_behind_a_share_are_refused(between: Any, monkeypatch: Any) -> None:
+def test_webdataset_splitters_after_sharded_samples_raise_argument_error_if_they_would_shard_again(
+    between: Any, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     stage = ShardedSamples(source(8))
@@ -232,7 +236,7 @@ def test_webdatasets_own_splitters_behind_a_share_are_refused(between: Any, monk
         list(workers)
 
 
-def test_a_state_of_other_data_or_of_nobody_knows_where_is_refused() -> None:
+def test_a_stage_state_of_another_seed_or_an_unknown_position_raises_an_error() -> None:
     stage = ShardedSamples(source(10), 2, topology=rf.Topology())
     with pytest.raises(StateError, match=r"set_epoch\(\) not called"):
         stage.state_dict(1)
@@ -247,13 +251,13 @@ def test_a_state_of_other_data_or_of_nobody_knows_where_is_refused() -> None:
         stage.state_dict(6)
 
 
-def test_the_number_of_batches_is_known_before_the_first_and_only_with_a_batch_size() -> None:
+def test_num_batches_is_known_before_iterating_and_raises_plan_error_without_batch_size() -> None:
     assert ShardedSamples(source(10), 2, topology=rf.Topology(rank=1, world_size=2)).num_batches() == 3
     with pytest.raises(PlanError, match="batch_size"):
         ShardedSamples(source(10), topology=rf.Topology()).num_batches()
 
 
-def test_the_rank_is_found_in_the_parent_and_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickled_pipeline_keeps_the_rank_detected_in_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = ShardedSamples(source(10))
     with monkeypatch.context() as parent:
         parent.setenv("RANK", "1")
@@ -262,7 +266,7 @@ def test_the_rank_is_found_in_the_parent_and_travels(monkeypatch: pytest.MonkeyP
     assert [key for (key,) in pickle.loads(sent)] == [f"{i:04d}" for i in range(1, 10, 2)]
 
 
-def test_resampling_draws_once_for_the_job_and_divides_the_draws_over_its_ranks() -> None:
+def test_resampled_stage_divides_one_set_of_draws_between_ranks() -> None:
     data = source(10)
     stages = [Resampled(data, 3, epoch_size=26, seed=1, topology=rank) for rank in ranks(2)]
     for epoch in range(2):
@@ -274,7 +278,7 @@ def test_resampling_draws_once_for_the_job_and_divides_the_draws_over_its_ranks(
         assert Counter(read) == Counter(stages[0].plan.sample_ids(epoch, range(26)).tolist())
 
 
-def test_resampling_without_replacement_reads_every_sample_as_often_as_any_other() -> None:
+def test_resampled_stage_without_replacement_reads_every_sample_equally_often() -> None:
     data = source(10)
     read = [
         key for rank in ranks(3) for key in keys(Resampled(data, epoch_size=30, replacement=False, topology=rank))
@@ -292,7 +296,7 @@ def epoch_of(loader: DataLoader[Any]) -> list[Keys]:
 
 
 @pytest.mark.parametrize("start", ["fork", slow("spawn")])
-def test_persistent_workers_follow_set_epoch_also_after_a_pass_that_was_broken_off(start: str) -> None:
+def test_persistent_workers_follow_set_epoch_even_after_a_break(start: str) -> None:
     stage = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
     loader = loaded(stage, persistent_workers=True, multiprocessing_context=start)
     for epoch in (0, 2):
@@ -304,7 +308,7 @@ def test_persistent_workers_follow_set_epoch_also_after_a_pass_that_was_broken_o
     assert epoch_of(loader) == wanted[2:]
 
 
-def test_persistent_workers_go_on_to_the_next_epoch_by_themselves() -> None:
+def test_persistent_workers_advance_to_the_next_epoch_without_set_epoch() -> None:
     stage = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
     loader = loaded(stage, persistent_workers=True, multiprocessing_context="fork")
     alone = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
@@ -315,7 +319,7 @@ def test_persistent_workers_go_on_to_the_next_epoch_by_themselves() -> None:
 
 
 @pytest.mark.parametrize("start", ["fork", soak("spawn")])
-def test_new_workers_begin_the_next_epoch_unless_one_is_set(start: str) -> None:
+def test_non_persistent_workers_start_the_next_epoch_unless_set_epoch_is_called(start: str) -> None:
     stage = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
     loader = loaded(stage, multiprocessing_context=start)
     epochs = [epoch_of(loader) for _ in range(3)]
@@ -326,7 +330,7 @@ def test_new_workers_begin_the_next_epoch_unless_one_is_set(start: str) -> None:
         assert epoch_of(loader) == epochs[epoch] == epoch_of(loader)
 
 
-def test_a_copy_of_a_stage_has_epochs_of_its_own() -> None:
+def test_set_epoch_on_a_stage_does_not_change_a_deep_copy_of_it() -> None:
     stage = ShardedSamples(source(20), shuffle=True, topology=rf.Topology())
     other = copy.deepcopy(stage)
     stage.set_epoch(3)
@@ -339,7 +343,7 @@ def set_and_say(stage: ShardedSamples, said: Any) -> None:
 
 
 @pytest.mark.parametrize("start", ["fork", slow("spawn")])
-def test_a_rank_started_with_a_copy_sets_the_epoch_of_no_other(start: str) -> None:
+def test_set_epoch_in_a_child_process_does_not_change_the_stage_of_the_parent(start: str) -> None:
     stage = ShardedSamples(source(20), shuffle=True)
     context = torch.multiprocessing.get_context(start)
     said = context.SimpleQueue()

@@ -45,7 +45,7 @@ def rows(shards: list[int]) -> Iterator[dict[str, int]]:
         yield from ({"x": shard * 10 + row} for row in range(10))
 
 
-def test_a_streaming_data_set_of_hugging_face_resumes_by_its_own_state() -> None:
+def test_a_hugging_face_iterable_dataset_resumes_by_its_own_state_dict() -> None:
     datasets = pytest.importorskip("datasets")
 
     def make() -> Any:
@@ -63,12 +63,12 @@ def test_a_streaming_data_set_of_hugging_face_resumes_by_its_own_state() -> None
         assert seen == list(range(first, 40))
 
 
-def test_a_graph_of_torchdata_resumes_by_its_own_state() -> None:
+def test_a_torchdata_nodes_graph_resumes_by_its_own_state_dict() -> None:
     nodes = pytest.importorskip("torchdata.nodes")
     stopped_and_resumed(lambda: nodes.Loader(nodes.IterableWrapper(range(40))), 40, own=True)
 
 
-def test_a_pipeline_of_webdataset_keeps_its_dicts_and_tuples(tmp_path: Path) -> None:
+def test_a_webdataset_pipeline_as_a_stream_gives_batches_of_dicts_or_tuples(tmp_path: Path) -> None:
     wds = pytest.importorskip("webdataset")
     with wds.TarWriter(str(tmp_path / "a.tar")) as writer:
         for number in range(20):
@@ -86,7 +86,7 @@ def test_a_pipeline_of_webdataset_keeps_its_dicts_and_tuples(tmp_path: Path) -> 
     assert first[1] == ["0000", "0001"]
 
 
-def test_a_shuffle_of_webdataset_without_a_seed_is_not_resumed(tmp_path: Path) -> None:
+def test_resuming_an_unseeded_webdataset_shuffle_raises_state_error(tmp_path: Path) -> None:
     wds = pytest.importorskip("webdataset")
     with wds.TarWriter(str(tmp_path / "a.tar")) as writer:
         for number in range(40):
@@ -106,7 +106,7 @@ def test_a_shuffle_of_webdataset_without_a_seed_is_not_resumed(tmp_path: Path) -
     assert Counter(resumed(lambda: pipeline(random.Random(7)))) == Counter(range(40))
 
 
-def test_lightning_trains_on_a_stream_and_accelerate_leaves_it_alone(tmp_path: Path) -> None:
+def test_lightning_trains_on_a_stream_loader_and_accelerate_prepare_returns_it_unchanged(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
     accelerate = pytest.importorskip("accelerate")
     seen: list[list[int]] = []
@@ -144,7 +144,7 @@ def stream_loader() -> rf.Loader:
     return rf.Loader(rf.from_iterable(lambda: ({"x": number} for number in range(9))), 2)
 
 
-def test_an_accelerator_says_how_a_stream_is_taken_there_and_keeps_its_place(tmp_path: Path) -> None:
+def test_accelerated_on_a_stream_raises_and_register_for_checkpointing_resumes_it(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     from rankfeed.integrations.accelerate import accelerated
 
@@ -162,7 +162,7 @@ def test_an_accelerator_says_how_a_stream_is_taken_there_and_keeps_its_place(tmp
 
 
 @pytest.mark.parametrize("fed", [stream_loader(), stream_loader().source], ids=["loader", "stream"])
-def test_a_trainer_of_transformers_says_that_it_takes_no_stream(fed: Any, tmp_path: Path) -> None:
+def test_a_transformers_trainer_with_a_stream_raises_argument_error(fed: Any, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from rankfeed.integrations.transformers import FeedMixin
 
@@ -219,7 +219,9 @@ SHUFFLED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", SHUFFLED)
 @pytest.mark.parametrize("epoch", [0, 2])
 @pytest.mark.parametrize("as_object", [True, False], ids=["object", "function"])
-def test_a_shuffle_buffer_of_hugging_face_resumes(name: str, epoch: int, as_object: bool) -> None:
+def test_a_hugging_face_shuffle_buffer_resumes_with_the_remaining_samples_in_order(
+    name: str, epoch: int, as_object: bool
+) -> None:
     datasets = pytest.importorskip("datasets")
 
     def loader() -> rf.Loader:
@@ -240,7 +242,7 @@ def test_a_shuffle_buffer_of_hugging_face_resumes(name: str, epoch: int, as_obje
     assert name == "shuffle" or len(whole) > 12
 
 
-def test_a_state_that_an_earlier_version_saved_of_a_shuffle_buffer_is_resumed_by_counting() -> None:
+def test_a_shuffle_buffer_state_saved_by_an_earlier_version_resumes_by_counting_samples() -> None:
     datasets = pytest.importorskip("datasets")
     dataset = shuffled(datasets)
     whole = [row["x"] for row in dataset]
@@ -252,7 +254,7 @@ def test_a_state_that_an_earlier_version_saved_of_a_shuffle_buffer_is_resumed_by
     assert [number for batch in loader for number in batch["x"].tolist()] == whole[6:]
 
 
-def test_a_shuffle_buffer_without_a_seed_resumes_in_its_own_process_only() -> None:
+def test_an_unseeded_shuffle_buffer_resumes_with_the_same_object_and_else_raises_state_error() -> None:
     datasets = pytest.importorskip("datasets")
     dataset = shuffled(datasets, seed=None)
     first, again, other = (

@@ -40,7 +40,7 @@ def arguments(**more: Any) -> dict[str, Any]:
     return {**every, "per_device_train_batch_size": BATCH, **more}
 
 
-def test_ranks_without_a_sample_left_take_part_and_count_for_nothing() -> None:
+def test_ranks_without_a_sample_in_the_last_step_get_a_batch_with_masked_labels() -> None:
     counted = Counter[int]()
     for rank in range(3):
         options: dict[str, Any] = {"shuffle": True, "batch_transform": PadTokens(causal=True)}
@@ -57,7 +57,9 @@ def test_ranks_without_a_sample_left_take_part_and_count_for_nothing() -> None:
 
 @pytest.mark.parametrize("tail", ["even", "pad"])
 @pytest.mark.parametrize(("label", "masks"), [(1, False), (0.5, True)])
-def test_a_loss_that_cannot_exclude_a_rank_is_an_error(tail: Any, label: float, masks: bool) -> None:
+def test_trainer_feed_raises_if_the_loss_cannot_mask_a_rank_without_samples(
+    tail: Any, label: float, masks: bool
+) -> None:
     data = rf.from_dataset([{"x": i, "labels": label} for i in range(8)])
     for rank in range(3):  # 6 samples in a full step, and 2 left
         loader = rf.Loader(data, 2, tail=tail, topology=rf.Topology(rank=rank, world_size=3))
@@ -88,7 +90,9 @@ def in_one_process(samples: int, by_token: bool) -> dict[str, Any]:
     [(3, range(1, 41, 5)), *(soak(n, range(1, 41)) for n in (1, 2, 3, 4))],
     ids=str,
 )
-def test_metrics_count_each_prediction_and_label_once(ranks: int, sizes: range, tmp_path: Path) -> None:
+def test_transformers_evaluation_counts_each_prediction_and_label_once(
+    ranks: int, sizes: range, tmp_path: Path
+) -> None:
     jobs.run(jobs.torchrun(ranks, SCRIPT, tmp_path, json.dumps([*sizes])), tmp_path / "log", 900)
     for rank in range(ranks):
         results = json.loads((tmp_path / f"{rank}.json").read_text())
@@ -146,7 +150,9 @@ def source() -> rf.Source:
         pytest.param(5, 4, marks=pytest.mark.slow, id="larger-batch"),
     ],
 )
-def test_accumulated_batches_are_resumed(tmp_path: Path, source: rf.Source, batch: int, accumulate: int) -> None:
+def test_transformers_training_with_gradient_accumulation_resumes_without_losing_samples(
+    tmp_path: Path, source: rf.Source, batch: int, accumulate: int
+) -> None:
     # 83 samples in batches of 4: 21 steps, 11 updates, the last of one batch alone.
     before = Once(tmp_path, source, stop=14, gradient_accumulation_steps=2)
     before.train()
@@ -167,7 +173,9 @@ def test_accumulated_batches_are_resumed(tmp_path: Path, source: rf.Source, batc
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
-def test_a_run_limited_by_steps_goes_on_to_its_limit_and_not_beyond(tmp_path: Path, source: rf.Source) -> None:
+def test_transformers_run_with_max_steps_resumes_up_to_max_steps_and_not_beyond(
+    tmp_path: Path, source: rf.Source
+) -> None:
     Once(tmp_path, source, max_steps=25, stop=24).train()
     after = Once(tmp_path, source, max_steps=60, per_device_train_batch_size=8)
     after.train(resume_from_checkpoint=True)
@@ -180,7 +188,9 @@ def test_a_run_limited_by_steps_goes_on_to_its_limit_and_not_beyond(tmp_path: Pa
 
 
 @pytest.mark.timeout(300)
-def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(tmp_path: Path, source: rf.Source) -> None:
+def test_transformers_checkpoint_at_the_end_of_an_epoch_resumes_with_the_next_epoch(
+    tmp_path: Path, source: rf.Source
+) -> None:
     for drop in (False, True):
         out = tmp_path / str(drop)
         Once(out, source, save_strategy="epoch", num_train_epochs=1, dataloader_drop_last=drop).train()
@@ -193,7 +203,7 @@ def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(tmp_path: Pat
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("where", ["get_batch_samples", "training_step"])
 @pytest.mark.parametrize("update", [0, 2])
-def test_a_checkpoint_between_batches_and_their_update_loses_none_of_them(
+def test_transformers_checkpoint_between_batches_and_their_update_loses_no_sample(
     tmp_path: Path, source: rf.Source, monkeypatch: pytest.MonkeyPatch, where: str, update: int
 ) -> None:
     # Told to end, the Trainer saves as an update begins or before the optimizer steps: its batches are taken then.
@@ -226,7 +236,7 @@ class Counted(job.Sequences):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_resuming_reads_nothing_of_what_was_trained_on(tmp_path: Path) -> None:
+def test_transformers_resume_does_not_read_samples_already_trained_on(tmp_path: Path) -> None:
     data = Counted(400)
     Once(tmp_path, rf.from_dataset(data), stop=90, num_train_epochs=1).train()
     resumed = rf.from_dataset(data)
@@ -239,7 +249,9 @@ def test_resuming_reads_nothing_of_what_was_trained_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_checkpoints_that_say_nothing_of_these_data_are_refused(tmp_path: Path, source: rf.Source) -> None:
+def test_transformers_checkpoints_of_other_data_or_without_loader_state_raise_state_error(
+    tmp_path: Path, source: rf.Source
+) -> None:
     Once(tmp_path, source, stop=7).train()
     checkpoint = tmp_path / "checkpoint-6"
     with pytest.raises(StateError, match="samples was 83, is 60"):
@@ -292,7 +304,7 @@ class Unfed(transformers.Trainer):
         *map(slow, ("accelerated", "sampler", "stream")),
     ],
 )
-def test_a_trainer_without_the_mixin_trains_but_is_not_resumed(
+def test_a_transformers_trainer_without_feed_mixin_trains_but_raises_on_resume(
     tmp_path: Path, source: rf.Source, way: str
 ) -> None:
     def loader(data: Any = source) -> Any:
@@ -321,7 +333,7 @@ def test_a_trainer_without_the_mixin_trains_but_is_not_resumed(
 
 
 @pytest.mark.timeout(300)
-def test_a_trainer_without_the_mixin_is_refused_where_it_would_shard_a_source_or_a_loader(
+def test_a_transformers_trainer_without_feed_mixin_raises_for_a_loader_or_several_processes(
     tmp_path: Path, source: rf.Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ArgumentError, match=r"FeedMixin cannot train on a rankfeed\.Loader"):
@@ -333,7 +345,7 @@ def test_a_trainer_without_the_mixin_is_refused_where_it_would_shard_a_source_or
 
 
 @pytest.mark.timeout(300)
-def test_loaders_that_cannot_feed_a_trainer_are_refused(
+def test_loaders_and_options_unsuited_to_a_transformers_trainer_raise_argument_error(
     tmp_path: Path, source: rf.Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ArgumentError, match="per_device"):
@@ -394,7 +406,9 @@ def collate_pictures(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("collator", [None, collate_pictures], ids=["default", "own"])
 @pytest.mark.parametrize("is_loader", [False, True], ids=["source", "loader"])
-def test_images_that_the_trainer_removes_are_an_error(collator: Any, is_loader: bool, tmp_path: Path) -> None:
+def test_an_image_column_removed_by_remove_unused_columns_raises_argument_error(
+    collator: Any, is_loader: bool, tmp_path: Path
+) -> None:
     source = rf.from_dataset(Pictures())
     data = rf.Loader(source, BATCH) if is_loader else source
     trainer = picture_trainer(tmp_path, data, collator)
@@ -407,7 +421,7 @@ def test_images_that_the_trainer_removes_are_an_error(collator: Any, is_loader: 
 
 
 @pytest.mark.timeout(300)
-def test_a_collator_that_needs_one_removed_column_of_several_is_an_error_that_names_both(tmp_path: Path) -> None:
+def test_a_collator_that_needs_a_removed_column_raises_transform_error_naming_it(tmp_path: Path) -> None:
     source = rf.from_dataset([{"pixel_values": np.zeros((3, 8, 8)), "image": index} for index in range(8)])
 
     def collate(samples: list[dict[str, Any]]) -> Any:
@@ -424,7 +438,7 @@ def test_a_collator_that_needs_one_removed_column_of_several_is_an_error_that_na
 
 
 @pytest.mark.timeout(300)
-def test_images_train_without_removal_or_by_a_transform(tmp_path: Path) -> None:
+def test_images_train_with_remove_unused_columns_false_or_a_transform(tmp_path: Path) -> None:
     source = rf.from_dataset(Pictures())
     whole = picture_trainer(tmp_path, source, collate_pictures, remove_unused_columns=False)
     whole.train()
@@ -441,7 +455,9 @@ def test_images_train_without_removal_or_by_a_transform(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
-def test_loaders_and_collators_of_ones_own_feed_it_too(tmp_path: Path, source: rf.Source) -> None:
+def test_a_transformers_trainer_accepts_rankfeed_loaders_and_a_custom_collator(
+    tmp_path: Path, source: rf.Source
+) -> None:
     loader = rf.Loader(source, BATCH, shuffle=True, seed=3, num_workers=2, batch_transform=PadTokens(causal=True))
     held = rf.Loader(source, 8, tail="pad", batch_transform=PadTokens(causal=True))
     trainer = Once(tmp_path, loader, num_train_epochs=2)
@@ -476,7 +492,7 @@ class Linear(torch.nn.Module):
 
 
 @pytest.mark.timeout(300)
-def test_nulls_of_unused_columns_reach_no_model_without_a_mask(tmp_path: Path) -> None:
+def test_null_values_raise_source_error_if_the_model_takes_no_validity_mask(tmp_path: Path) -> None:
     """With remove_unused_columns, which is the default, a collator gets the masks of the columns that are used."""
 
     class Regression(FeedMixin, transformers.Trainer):  # type: ignore[misc]
@@ -505,7 +521,7 @@ def test_nulls_of_unused_columns_reach_no_model_without_a_mask(tmp_path: Path) -
     assert collated == {("x", "x_valid", "labels", "labels_valid"): 4}
 
 
-def test_tokens_are_padded_for_a_model() -> None:
+def test_pad_tokens_pads_inputs_and_labels_and_adds_an_attention_mask() -> None:
     rows = [
         {"input_ids": [1, 2, 3], "label_ids": [7, 8, 9], "x": [0.5]},
         {"input_ids": [4], "label_ids": [6], "x": []},
@@ -521,7 +537,7 @@ def test_tokens_are_padded_for_a_model() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(700)
-def test_the_example_trains_on_two_processes_and_goes_on_on_one(tmp_path: Path) -> None:
+def test_the_transformers_example_trains_on_two_processes_and_resumes_on_one(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "examples" / "transformers_tokens.py"
     said = []
     for ranks, epochs in ((2, 1), (1, 2)):

@@ -57,7 +57,7 @@ def shards_of(data: Path, count: int) -> list[str]:
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.sampled_from(["even", "drop", "repeat", "uneven", "idle"]))
-def test_shards_are_dealt_as_the_strategy_says_or_not_at_all(shards: int, parts: int, strategy: Any) -> None:
+def test_split_shards_follows_its_strategy_or_raises_plan_error(shards: int, parts: int, strategy: Any) -> None:
     possible = {"even": shards % parts == 0, "drop": shards >= parts, "uneven": shards >= parts}
     if not possible.get(strategy, True):
         for part in range(parts):  # on every rank, so that none continues alone
@@ -99,14 +99,18 @@ def test_shards_are_dealt_as_the_strategy_says_or_not_at_all(shards: int, parts:
         (0, 2, "rank", ["there are no shards", "pattern"]),
     ],
 )
-def test_shards_that_cannot_be_divided_are_an_error(shards: int, parts: int, what: str, said: list[str]) -> None:
+def test_split_shards_of_an_indivisible_number_of_shards_raises_plan_error(
+    shards: int, parts: int, what: str, said: list[str]
+) -> None:
     with pytest.raises(PlanError) as caught:
         split_shards(range(shards), parts, 1, "even", what)
     assert [text for text in said if text not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("splitter", [nodesplitter, NodeSplitter("drop")])
-def test_the_rank_of_the_parent_is_pickled(splitter: NodeSplitter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickled_splitter_keeps_the_rank_of_the_parent_process(
+    splitter: NodeSplitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as parent:
         parent.setenv("RANK", "1")
         parent.setenv("WORLD_SIZE", "2")
@@ -115,20 +119,20 @@ def test_the_rank_of_the_parent_is_pickled(splitter: NodeSplitter, monkeypatch: 
     assert list(splitter(list("abcd"))) == ["a", "b", "c", "d"]  # here there is one rank
 
 
-def test_several_processes_of_whom_nobody_knows_the_rank_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodesplitter_with_world_size_but_no_rank_raises_topology_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(TopologyError):
         list(nodesplitter(list("abcd")))
 
 
-def test_a_list_of_shards_that_does_not_end_is_refused() -> None:
+def test_an_endless_list_of_shards_raises_argument_error() -> None:
     with pytest.raises(ArgumentError, match="is endless") as caught:
         list(nodesplitter(count()))
     assert "Resampled" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [NodeSplitter, WorkerSplitter])
-def test_an_unknown_strategy_is_refused_when_the_splitter_is_made(kind: Any) -> None:
+def test_an_unknown_splitter_strategy_raises_argument_error_at_construction(kind: Any) -> None:
     with pytest.raises(ArgumentError, match="invalid strategy"):
         kind("evn")
 
@@ -136,7 +140,7 @@ def test_an_unknown_strategy_is_refused_when_the_splitter_is_made(kind: Any) -> 
 # --- stages over tar shards -----------------------------------------------------------------------------------
 
 
-def test_samples_are_those_of_webdatasets_own_reader_to_the_byte(data: Path) -> None:
+def test_sharded_samples_equal_those_of_webdataset_byte_for_byte(data: Path) -> None:
     urls = shards_of(data, 5)
     theirs = list(wds.WebDataset(urls, shardshuffle=False))
     ours = list(ShardedSamples(urls, topology=rf.Topology()))
@@ -144,7 +148,7 @@ def test_samples_are_those_of_webdatasets_own_reader_to_the_byte(data: Path) -> 
     assert list(ShardedSamples(str(data / "5" / "{000..004}.tar"), topology=rf.Topology())) == theirs
 
 
-def test_samples_that_lack_members_or_share_a_key_are_those_of_webdataset(tmp_path: Path) -> None:
+def test_samples_with_missing_members_or_duplicate_keys_equal_those_of_webdataset(tmp_path: Path) -> None:
     url = str(tmp_path / "odd.tar")
     with wds.TarWriter(url) as out:
         out.write({"__key__": "folder/a", "jpg": b"1", "txt": b"one", "cls": b"1"})
@@ -161,7 +165,7 @@ def test_samples_that_lack_members_or_share_a_key_are_those_of_webdataset(tmp_pa
     assert list(ShardedSamples(url, columns=some, topology=rf.Topology())) == chosen
 
 
-def test_all_that_comes_behind_in_a_pipeline_works_as_behind_webdatasets_own_reader(data: Path) -> None:
+def test_webdataset_pipeline_stages_after_sharded_samples_give_the_same_as_after_webdataset(data: Path) -> None:
     urls = shards_of(data, 5)
 
     def behind(pipeline: Any) -> list[Any]:
@@ -197,7 +201,7 @@ SPLIT: list[tuple[Any, int, int, int, Any, tuple[int, int] | str]] = [
 
 
 @pytest.mark.parametrize(("strategy", "shards", "world_size", "workers", "by_worker", "expected"), SPLIT)
-def test_splitters_in_webdatasets_own_pipeline_read_the_shards_of_their_strategy(
+def test_splitters_in_a_webdataset_pipeline_read_the_shards_of_their_strategy(
     strategy: Any, shards: int, world_size: int, workers: int, by_worker: Any, expected: Any, data: Path
 ) -> None:
     read: Counter[str] = Counter()
@@ -238,7 +242,9 @@ STAGES: dict[str, Callable[..., ShardedSamples]] = {
 @pytest.mark.parametrize(
     ("shards", "world_size", "workers"), [(5, 2, 2), *(slow(*case) for case in ((5, 2, 0), (3, 2, 2), (4, 3, 2)))]
 )
-def test_stages_read_equal_steps(stage: str, shards: int, world_size: int, workers: int, data: Path) -> None:
+def test_sharded_and_resampled_stages_give_equal_steps_and_a_new_order_each_epoch(
+    stage: str, shards: int, world_size: int, workers: int, data: Path
+) -> None:
     epochs = []
     for epoch in range(2):
         job = []
