@@ -150,7 +150,7 @@ def test_lightning_overfit_batches_repeats_the_same_batches_and_raises_with_shuf
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, soak(1)])
 def test_lightning_checkpoint_resumes_on_another_number_of_ranks(ranks: int, out: Path) -> None:
-    """Of a last batch, and of an exception; of a killed job: tests/launch/test_frameworks.py."""
+    """After the last batch and after an exception; a killed job: tests/launch/test_frameworks.py."""
     cells = {"last_batch": STEPS, "failed": 2}
     run(job(ranks, out, *(f"after_{cell}" for cell in cells)), out / f"log-{ranks}", HANG)
     for cell, kept in cells.items():

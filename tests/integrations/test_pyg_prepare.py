@@ -55,7 +55,7 @@ def test_pyg_prepare_rebuilds_a_truncated_or_incomplete_dataset(kind: str, harm:
 def test_pyg_prepare_key_uses_the_current_size_of_a_raw_file_and_not_a_cached_stat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host may remember for a while what size and time a file had."""
+    """A host may cache the size and time of a file for a while."""
     file = tmp_path / "raw.txt"
     keys: list[str] = []
     monkeypatch.setattr(

@@ -75,5 +75,5 @@ def test_resampling_plan_of_no_samples_or_no_draws_raises_argument_error(
 
 
 def test_resampling_draws_equal_recorded_values() -> None:
-    """Checkpoints name a position among them."""
+    """Checkpoints store a position in the draws, so the draws must not change."""
     assert ResamplingPlan(4, 6, replacement=False).sample_ids(0, range(6)).tolist() == [3, 2, 0, 1, 1, 2]

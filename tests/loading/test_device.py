@@ -47,7 +47,7 @@ def test_nested_tensor_batches_on_cuda_equal_those_on_the_cpu(engine: dict[str, 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 def test_batches_copied_to_a_busy_gpu_are_not_overwritten_by_the_next_batch(engine: dict[str, Any]) -> None:
-    """A copy that waits behind other work reads the memory that the CPU had at the call."""
+    """A copy queued behind other work must read the memory as it was at the call."""
     rows = torch.arange(2000 * 4096, dtype=torch.float32).reshape(2000, 4096)
     data = rf.from_dataset(torch.utils.data.TensorDataset(rows))
     loader = rf.Loader(data, 64, device="cuda", topology=rf.Topology(), **engine)

@@ -216,7 +216,7 @@ def test_a_ledger_does_not_contain_the_repr_of_samples(tmp_path: Path) -> None:
 
 
 def test_a_ledger_step_records_which_function_may_have_dropped_samples(tmp_path: Path) -> None:
-    """In its highest byte, which earlier versions left at 0; a value of a later version is damage."""
+    """The name is in the highest byte of the step, 0 in earlier versions; an unknown value is damage."""
     next(iter(rf.Loader(Memory(40), 4, audit=tmp_path, columns=["y"])))
     header, seed = encode_header(0, said(tmp_path)[0].content)
     proven, unproven = (encode_step(0, seed, 1, 8, 5, function) for function in ("", "batch_transform"))

@@ -143,7 +143,7 @@ def test_a_resumed_batch_sampler_warns_if_fewer_samples_than_ranks_are_left() ->
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("tail", ["even", "pad"])
 def test_the_mean_over_valid_rows_of_all_ranks_is_the_exact_mean_of_the_data(tail: Any, world_size: int) -> None:
-    """As an evaluation takes it: sums of random numbers of float32 are exact in float64."""
+    """Compares Loader and DistributedBatchSampler with the exact mean: sums of float32 are exact in float64."""
     values = torch.randn(40, generator=torch.Generator().manual_seed(0)).double()
     sizes = [size for size in range(1, 41, 3) if tail == "pad" or size >= world_size]
     for size, batch_size in itertools.product(sizes, (1, 3)):

@@ -123,7 +123,7 @@ def test_only_ranks_that_share_cpus_request_longer_scheduler_time_slices(folder:
 
 @pytest.mark.parametrize("folder", ["small"], indirect=True)
 def test_no_batch_is_copied_ahead_without_workers_and_a_second_cpu(folder: Path) -> None:
-    """Where the CPUs are as many as the ranks, and where the process is bound to one of them."""
+    """With as many ranks as CPUs, and with a process bound to one CPU."""
     script = f"""
         import os
         import rankfeed as rf

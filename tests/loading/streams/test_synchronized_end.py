@@ -343,7 +343,7 @@ def test_empty_streams_on_all_ranks_raise_an_error(together: Any) -> None:
 
 
 def test_destroying_the_process_group_also_frees_the_rank_group_of_rankfeed() -> None:
-    """Else its threads still give back tensors when the interpreter ends, which can abort the process."""
+    """Otherwise its threads still free tensors at interpreter exit, which can abort the process."""
     for _ in range(2):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         council = TorchRankGroup("rank 0 of 1")
