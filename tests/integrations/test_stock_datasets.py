@@ -66,7 +66,7 @@ def hugging_face_dataset(folder: Path) -> Any:
         (hugging_face_dataset, 2),
     ],
 )
-def test_batch_sampler_over_wids_lance_and_hugging_face_datasets_reads_each_sample_once_in_equal_steps(
+def test_batch_sampler_over_wids_lance_and_hugging_face_reads_each_sample_once_in_equal_steps(
     make: Any, workers: int, tmp_path: Path
 ) -> None:
     dataset = make(tmp_path)
