@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.loading.feeds import Memory, Tuples, Wrapped, assert_once, delivered, feed, ranks, steps_of, take
 from tests.support.marks import soak
@@ -57,8 +57,7 @@ def of_ranks(kind: Any, size: int, world_size: int, batch_size: int, **options: 
 def test_distributed_batch_sampler_yields_every_sample_once_in_equal_steps(
     size: int, world_size: int, batch_size: int, shuffle: bool
 ) -> None:
-    if size < world_size:
-        return
+    assume(size >= world_size)
     samplers = of_ranks(DistributedBatchSampler, size, world_size, batch_size, shuffle=shuffle)
     for _ in range(2):
         lengths = {len(sampler) for sampler in samplers}
@@ -77,8 +76,7 @@ def test_distributed_batch_sampler_yields_every_sample_once_in_equal_steps(
 def test_distributed_sampler_yields_every_sample_once_and_warns_if_steps_may_differ(
     size: int, world_size: int, batch_size: int, shuffle: bool, tail: Any
 ) -> None:
-    if size < world_size:
-        return
+    assume(size >= world_size)
     samplers = of_ranks(DistributedSampler, size, world_size, batch_size, shuffle=shuffle, tail=tail)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -373,7 +373,7 @@ def test_a_stream_factory_receives_the_epoch_and_the_start_position_on_resume() 
     next(it)
     other = rf.Loader(rf.from_iterable(stream), 3)
     other.load_state_dict(loader.state_dict())
-    assert [counted(batch) for batch in other] == [[4, 5, 6], [7, 8, 9], [10, 11]] or asked[-1] == (4, 4)
+    assert [counted(batch) for batch in other] == [[4, 5, 6], [7, 8, 9], [10, 11]]
     assert asked == [(4, 0), (4, 4)]
     assert [number for batch in other for number in counted(batch)] == list(range(12))
     assert asked[-1] == (5, 0)
