@@ -6,12 +6,12 @@ values differ is compared with values in random order, so that labels of few cla
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
+from rankfeed.diagnostics.doctor.records import EpochLog, KeysOf, RowKey, RunLog, ids_of, indices_of
 from rankfeed.diagnostics.judge import ENOUGH
 from rankfeed.diagnostics.keys import hashes
 
@@ -20,8 +20,6 @@ from rankfeed.diagnostics.keys import hashes
 FEW = 0.1
 #: A label has at most this share of different values.
 LABELS = 0.25
-#: The keys of a step's samples.
-KeysOf = Callable[[Step], Sequence[RowKey]]
 #: Values are the same below the first share of what chance explains, and others above the second one.
 _SAME, _OTHER = 0.05, 0.2
 
@@ -147,7 +145,7 @@ def conflicts(logs: Sequence[RunLog]) -> dict[tuple[int, int], str]:
 def renumbered(logs: Sequence[RunLog]) -> Iterator[str]:
     """Fields whose values are exchanged one for one in another process, as class numbers in the order of a set."""
     has_ids = all(step.ids is not None for log in logs for step in log.steps)
-    readings = _readings(logs, (lambda step: step.ids or ()) if has_ids else indices_of)
+    readings = _readings(logs, ids_of if has_ids else indices_of)
     for ((run, rank), one), ((other_run, other_rank), other) in combinations(readings.items(), 2):
         for name in one.fields.keys() & other.fields.keys():
             if one.order != other.order and not (one.belongs_to_samples(name) and other.belongs_to_samples(name)):
@@ -196,11 +194,6 @@ def index_fields(logs: Sequence[RunLog]) -> set[str]:
     for step in steps:
         names = {name for name in names if step.fields.get(name) == hashes(step.indices)}
     return names
-
-
-def indices_of(step: Step) -> list[int]:
-    """The keys of a step's samples: their indices in the dataset."""
-    return step.indices or []
 
 
 def _readings(logs: Sequence[RunLog], keys_of: KeysOf = indices_of) -> dict[tuple[int, int], SampleValues]:

@@ -17,7 +17,7 @@ from rankfeed.diagnostics.doctor.consistency import (
 )
 from rankfeed.diagnostics.doctor.kinds import IDENTITY, Kind, RunCounter, choose
 from rankfeed.diagnostics.doctor.pairs import collated_apart, exchanged_by_epoch, rows_apart
-from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, remove_padding
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, indices_of, remove_padding
 from rankfeed.diagnostics.findings import REMEDIES, Finding, Severity, finding, merged
 from rankfeed.diagnostics.judge import JudgedFacts, judge_samples, judge_steps
 from rankfeed.errors import listed
@@ -96,8 +96,8 @@ def _partial_epochs(controls: Sequence[RunLog], allow: Collection[str]) -> Itera
         steps = list(log.steps)
         if size is None or any(step.indices is None for step in steps):
             return
-        epochs = [Counter[RowKey](i for step in each.steps for i in step.indices or ()) for (each,) in log.epochs]
-        remainder = max([FEW * size, *(len(step.indices or ()) for step in steps)])
+        epochs = [Counter(epoch.order(indices_of)) for (epoch,) in log.epochs]
+        remainder = max([FEW * size, *(len(indices_of(step)) for step in steps)])
         if not epochs or any(len(each) + remainder >= size or is_repetitive(each) for each in epochs):
             return
         same = all(each.keys() == epochs[0].keys() for each in epochs)

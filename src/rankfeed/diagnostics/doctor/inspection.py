@@ -22,11 +22,10 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
     """What a loader's attributes say; `seconds` and `grown` (bytes) are what its factory took."""
     dataset = attribute(loader, "dataset")
     dataset = attribute(loader, "source") if dataset is None else dataset
-    samplers = samplers_of(loader)
-    workers = attribute(loader, "num_workers")
+    traits = traits_of(loader)
     fingerprint = attribute(dataset, "fingerprint")
     pickled = None
-    if workers and start_method != "fork" and dataset is not None:
+    if traits.workers and start_method != "fork" and dataset is not None:
         with suppress(Exception):  # the loader will say so itself
             pickled = len(ForkingPickler.dumps(dataset))
     return Built(
@@ -36,14 +35,13 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
         samples=_length(dataset),
         subset=xxh3_64_hexdigest(repr(indices).encode()) if (indices := subset(loader)) is not None else None,
         fingerprint=fingerprint if isinstance(fingerprint, str) else None,
-        workers=workers if isinstance(workers, int) else None,
         cuts_one_dataset=any(
             attribute(each, name) not in (None, 1)
-            for each in samplers
+            for each in samplers_of(loader)
             for name in ("num_replicas", "num_processes")
         ),
         persistent=any(each.persistent_workers for each in dataloaders(loader)),
-        traits=traits_of(loader),
+        traits=traits,
         resumes=all(callable(attribute(loader, name)) for name in ("state_dict", "load_state_dict")),
         elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
         pickled=pickled,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rankfeed.diagnostics.deliveries import EpochReport, RankRecord, report_of
-from rankfeed.diagnostics.doctor.consistency import KeysOf, index_fields, indices_of, is_repetitive, repeated
-from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
+from rankfeed.diagnostics.doctor.consistency import index_fields, is_repetitive, repeated
+from rankfeed.diagnostics.doctor.records import EpochLog, KeysOf, RowKey, RunLog, Step, ids_of, indices_of
 from rankfeed.diagnostics.judge import ENOUGH
 from rankfeed.diagnostics.keys import KeyArray
 from rankfeed.diagnostics.multiset import Keys, count, joined
@@ -43,13 +43,9 @@ class Kind:
         """Whether keys are ids or indices, which mean something to people."""
         return self.name in ("ids", "indices")
 
-    def order(self, epoch: EpochLog) -> list[RowKey]:
-        """All keys of an epoch of a rank."""
-        return [key for step in epoch.steps for key in self.of(step)]
-
     def total(self, epochs: Sequence[EpochLog]) -> Counter[RowKey]:
         """Counts of an epoch of all ranks."""
-        return Counter(key for epoch in epochs for key in self.order(epoch))
+        return Counter(key for epoch in epochs for key in epoch.order(self.of))
 
 
 #: The keys that orders are compared by.
@@ -64,7 +60,7 @@ def choose(
     kinds = []
     if _all(logs, lambda step: step.ids is not None):
         declared = None if universe is None else Counter[RowKey](range(universe))
-        kinds.append(_kind("ids", lambda step: step.ids or [], controls, declared))
+        kinds.append(_kind("ids", ids_of, controls, declared))
     if _all(logs, lambda step: step.indices is not None):
         kinds.extend(_indices(controls, logs, same=same_indices))
     by_content = _content(controls, runs, set() if same_indices else index_fields(logs))
@@ -157,7 +153,7 @@ def _is_stable(kind: Kind, controls: Sequence[RunLog], runs: Sequence[RunLog]) -
         return False
     known = {key for one in kind.control or () for key in one}
     for run in runs:
-        orders = (kind.order(epoch) for rank in run.ranks for epoch in rank.epochs)
+        orders = (epoch.order(kind.of) for rank in run.ranks for epoch in rank.epochs)
         if any(sum(key not in known for key in order) >= max(run.largest_batch, 1) for order in orders):
             return False
     return True
@@ -192,7 +188,7 @@ class RunCounter:
         self, epochs: Sequence[Sequence[EpochLog]], expected: Sequence[Counter[RowKey]] | None
     ) -> list[list[list[EpochLog]]]:
         """Groups of ranks that may share samples: peers count once, and ranks that read everything alone."""
-        orders = [[self._kind.order(epoch) for epoch in of_rank] for of_rank in zip(*epochs, strict=True)]
+        orders = [[epoch.order(self._kind.of) for epoch in of_rank] for of_rank in zip(*epochs, strict=True)]
         kept = [rank for rank, order in enumerate(orders) if order not in orders[:rank]]
         totals = [self._kind.total([epochs[0][rank]]) for rank in kept]
         whole = expected is not None and all(
@@ -227,21 +223,13 @@ class RunCounter:
             order = np.argsort(due)
             due, times = due[order], np.fromiter(expected.values(), np.int64)[order]
         counts = count(deliveries, logs, due, times)
-        keyed = expected is not None
-        return report_of(
-            epochs[0].epoch,
-            counts,
-            figures,
-            logs,
-            keyed=keyed,
-            names=lambda numbers: [self._names[i] for i in numbers],
-        )
+        return report_of(epochs[0].epoch, counts, figures, logs, keyed=expected is not None, names=self._names_of)
 
     def _is_in_order(self, rank: int, epoch: EpochLog) -> bool | None:
         """Whether a rank does not shuffle; None if its keys are names that may be in any order."""
         built = next((log.built for log in self._run.ranks if log.rank == rank), None)
         shuffles = None if built is None else built.traits.shuffles
-        keys = epoch.keys
+        keys = epoch.order(IDENTITY.of)
         if shuffles is False or len({*keys}) < ENOUGH or (shuffles is None and _in_order(epoch.steps)):
             return True
         numbers = [key for key in keys if isinstance(key, int)]

@@ -91,11 +91,13 @@ def lengths(run: RunLog) -> Iterator[Finding]:
             built, steps = rank.built, len(epoch.steps)
             if built is None or built.length is None or built.length == steps:
                 continue
-            counts = length_of(built.length, steps, total, run.job.ranks, run.job.workers)
-            if counts == "rank" and not built.traits.indexed:
+            spare = max(run.job.workers, 1)  # an incomplete batch of each worker
+            is_close = abs(built.length - steps) <= spare
+            if is_close and not built.traits.indexed:
                 continue
-            severity: Severity = "error" if counts is None or built.traits.indexed else "note"
-            what = f"len(loader) is not the number of steps{', but of all ranks' if counts == 'all ranks' else ''}"
+            of_all = not is_close and abs(built.length - total) <= run.job.ranks * spare
+            severity: Severity = "note" if of_all and not built.traits.indexed else "error"
+            what = f"len(loader) is not the number of steps{', but of all ranks' if of_all else ''}"
             text = f"rank {rank.rank}: len(loader) is {built.length}, the epoch has {steps} steps"
             yield finding("wrong-length", severity, what, f"{run.job.name}, {text}")
             return
@@ -186,11 +188,3 @@ def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:
                 text = f"{place}, {after.job.name}: {samples.total()} samples"
                 names = f": {listed([str(key) for key in samples], 8)}" if kind.names_samples else ""
                 yield finding(code, "error", what, text + names)
-
-
-def length_of(length: int, steps: int, total: int, ranks: int, workers: int) -> str | None:
-    """Whose steps ``len(loader)`` of a stream counts, up to an incomplete batch of each worker."""
-    spare = max(workers, 1)
-    if abs(length - steps) <= spare:
-        return "rank"
-    return "all ranks" if abs(length - total) <= ranks * spare else None

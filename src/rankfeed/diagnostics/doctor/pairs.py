@@ -10,15 +10,23 @@ from rankfeed.diagnostics.batch_columns import LOCAL
 from rankfeed.diagnostics.doctor.consistency import (
     FEW,
     LABELS,
-    KeysOf,
     SampleValues,
     differing,
-    indices_of,
     is_repetitive,
     sample_values,
     share_among,
 )
-from rankfeed.diagnostics.doctor.records import CollatedAlone, EpochLog, RowKey, RunLog, Step, remove_padding
+from rankfeed.diagnostics.doctor.records import (
+    CollatedAlone,
+    EpochLog,
+    KeysOf,
+    RowKey,
+    RunLog,
+    Step,
+    ids_of,
+    indices_of,
+    remove_padding,
+)
 from rankfeed.diagnostics.findings import Finding, finding
 from rankfeed.diagnostics.judge import ENOUGH
 from rankfeed.diagnostics.keys import hashes
@@ -51,7 +59,7 @@ def rows_apart(
     by_field: list[KeysOf] = [partial(Step.row_keys, names=[name]) for name in names]
     by_content = [keys_of for keys_of in by_field if _identifies(whole, keys_of)]
     remaining = list(runs)
-    for keys_of in (lambda step: step.ids or (), *by_content[:_ANCHORS], indices_of):
+    for keys_of in (ids_of, *by_content[:_ANCHORS], indices_of):
         control = sample_values(whole, keys_of)
         if keys_of is indices_of and not (same_indices and control.is_reordered):
             continue  # collate may sort its samples
@@ -65,7 +73,7 @@ def rows_apart(
 
 def _identifies(epochs: Sequence[EpochLog], keys_of: KeysOf) -> bool:
     """Whether all rows of each epoch have keys of their own."""
-    orders = ([key for step in epoch.steps for key in keys_of(step)] for epoch in epochs)
+    orders = (epoch.order(keys_of) for epoch in epochs)
     return bool(epochs) and all(order and len(order) == len({*order}) for order in orders)
 
 
@@ -151,13 +159,13 @@ def exchanged_by_epoch(controls: Sequence[RunLog]) -> Iterator[Finding]:
     steps = [step for epoch in epochs for step in epoch]
     if len(epochs) < 2 or not all(epochs) or any(step.ids is None for step in steps):
         return
-    keys = [key for step in steps for key in step.ids or ()]
+    keys = [key for step in steps for key in ids_of(step)]
     stays: list[list[Counter[int]]] = []
     changes: dict[str, tuple[int, list[Counter[int]]]] = {}
     for name in sorted(set.intersection(*({*step.fields} for step in steps))):
         columns = [[step.fields[name] for step in epoch] for epoch in epochs]
         values = [value for column in columns for batch in column for value in batch]
-        if len(values) != len(keys) or all(step.fields[name] == hashes(step.ids or ()) for step in steps):
+        if len(values) != len(keys) or all(step.fields[name] == hashes(ids_of(step)) for step in steps):
             continue  # the id itself
         first: dict[RowKey, int] = {}
         owners: dict[int, RowKey] = {}

@@ -1,7 +1,7 @@
 """Records of the doctor: the job that a run's ranks are given, and the logs of what they report."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,7 +58,6 @@ class Built:
     fingerprint: str | None = None
     #: What the loader, and a DataLoader that it wraps, declare.
     traits: LoaderTraits = field(default_factory=LoaderTraits)
-    workers: int | None = None
     persistent: bool = False  # its workers outlive an epoch
     #: Whether a sampler shards what must be the same dataset on all ranks.
     cuts_one_dataset: bool = False
@@ -107,6 +106,20 @@ class Step:
     def keys(self) -> Sequence[RowKey]:
         """What orders are compared by: ids, else indices, else content."""
         return self.ids if self.ids is not None else self.content if self.indices is None else self.indices
+
+
+#: The keys of a step's samples.
+KeysOf = Callable[[Step], Sequence[RowKey]]
+
+
+def ids_of(step: Step) -> Sequence[RowKey]:
+    """The ids of a step's samples."""
+    return step.ids or []
+
+
+def indices_of(step: Step) -> Sequence[int]:
+    """The indices of a step's samples in the dataset."""
+    return step.indices or []
 
 
 def remove_padding(steps: Sequence[Step]) -> None:
@@ -189,9 +202,9 @@ class EpochLog:
     whole: bool = False
     cut: bool = False
 
-    @property
-    def keys(self) -> list[RowKey]:
-        return [key for step in self.steps for key in step.keys]
+    def order(self, keys_of: KeysOf) -> list[RowKey]:
+        """The keys of all samples."""
+        return [key for step in self.steps for key in keys_of(step)]
 
     @property
     def rows(self) -> int:
@@ -292,7 +305,7 @@ class RunLog:
     @property
     def largest_batch(self) -> int:
         """The largest number of rows in a batch."""
-        return max((step.rows or len(step.indices or ()) for step in self.steps), default=0)
+        return max((step.rows or len(indices_of(step)) for step in self.steps), default=0)
 
     @property
     def built(self) -> list[Built]:

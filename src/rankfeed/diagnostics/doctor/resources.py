@@ -89,7 +89,7 @@ def times(run: RunLog) -> Iterator[Finding]:
 def workers(runs: Sequence[RunLog], cpus: int) -> Iterator[Finding]:
     """More workers than CPUs."""
     for run in runs:
-        most = max((built.workers or 0 for built in run.built), default=0)
+        most = max((built.traits.workers for built in run.built), default=0)
         if most > cpus:
             text = f"{most} workers a rank, and {cpus} CPUs by affinity, cgroup and Slurm"
             yield finding("too-many-workers", "warning", "a rank has more workers than CPUs", text)
