@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from rankfeed.diagnostics.batch_columns import columns
 from rankfeed.diagnostics.doctor import rows as shapes
-from rankfeed.diagnostics.doctor.outcomes import changed_reads
-from rankfeed.diagnostics.doctor.pairs import collated_apart, exchanged_by_epoch, rows_apart
+from rankfeed.diagnostics.doctor.outcomes import changed_reads, collated_apart
+from rankfeed.diagnostics.doctor.pairs import exchanged_by_epoch, rows_apart
 from rankfeed.diagnostics.doctor.records import EpochLog, Job, RankLog, RunLog, Step
 from rankfeed.diagnostics.doctor.rereading import reread
 from rankfeed.diagnostics.tagged import record

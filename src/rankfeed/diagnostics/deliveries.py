@@ -13,7 +13,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from rankfeed.diagnostics.keys import KeyArray
-from rankfeed.diagnostics.multiset import EXAMPLES, HashPartitions, KeyCounts, StepLog, repeated_batches
+from rankfeed.diagnostics.multiset import EXAMPLES, KeyCounts, StepLog, repeated_batches
 
 #: Checked when a report is read from a file.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -172,13 +172,12 @@ class EpochReport:
 class RankRecord:
     """The deliveries of a rank in an epoch, while it is read.
 
-    ``partitions`` keep the keys. ``indexed``: whether workers draw random numbers for samples only, as of a
-    map-style dataset; those of a stream draw some before their first batch to shuffle, the same in all of them.
+    ``indexed``: whether workers draw random numbers for samples only, as of a map-style dataset; those of a
+    stream draw some before their first batch to shuffle, the same in all of them.
     """
 
-    def __init__(self, partitions: HashPartitions | None = None, *, indexed: bool = False) -> None:
-        self.partitions, self._indexed = partitions, indexed
-        self.ascending = True
+    def __init__(self, *, indexed: bool = False) -> None:
+        self._indexed, self.ascending = indexed, True
         self._sizes, self._workers, self._digests = array("q"), array("h"), array("Q")
         self._last = -(1 << 63)
         self._orders: dict[int, xxh3_128] = {WHOLE_RANK: xxh3_128()}
@@ -207,8 +206,6 @@ class RankRecord:
         elif len(keys):
             self.ascending &= bool(self._last <= keys[0] and (keys[1:] >= keys[:-1]).all())
             self._last = int(keys[-1])
-        if len(keys) and self.partitions is not None:
-            self.partitions.add(keys)
         self._sizes.append(len(keys))
         self._workers.append(-1 if worker is None else worker)
         self._digests.append(xxh3_64_intdigest(content))

@@ -95,26 +95,23 @@ def judge_steps(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator[F
 def _endings(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator[Finding]:
     """Epochs without a batch, and ranks with different numbers of steps."""
     for epoch in epochs:
-        least, most = (pick(epoch.ranks, key=lambda rank: rank.steps) for pick in (min, max))
-        place = facts.place(epoch)
-        if not most.steps and facts.expectation == "plan":
+        least, most, place = min(epoch.steps), max(epoch.steps), facts.place(epoch)
+        if not most and facts.expectation == "plan":
             continue  # samples that the plan has left are missing
-        if not most.steps:
+        if not most:
             again = ", although the first had some: it can be read only once" if epoch is not epochs[0] else ""
             severity: Severity = "error" if again or facts.where else "unproven"
             yield finding("yields-nothing", severity, "the loader yields no batches", f"{place}: no batch{again}")
             return
-        if not least.steps:
-            empty = listed([str(rank.rank) for rank in epoch.ranks if not rank.steps])
-            text = f"{place}: no batch for rank {empty}"
+        first = listed([str(rank.rank) for rank in epoch.ranks if rank.steps == least])
+        if not least:
+            text = f"{place}: no batch for rank {first}"
             yield finding("yields-nothing", "error", "some ranks have no batches", text)
-        if least.steps < most.steps:
-            first = listed([str(rank.rank) for rank in epoch.ranks if rank.steps == least.steps])
+        if least < most:
             counts = ", ".join(f"rank {rank.rank} takes {rank.steps:,}" for rank in epoch.ranks[:16])
-            waits = f"a collective in step {least.steps:,} (from 0) waits forever for rank {first}"
-            text = f"{place}: {counts}; {waits}"
+            waits = f"a collective in step {least:,} (from 0) waits forever for rank {first}"
             what = "ranks take different numbers of steps: a collective would hang"
-            yield finding("uneven-steps", "error", what, text)
+            yield finding("uneven-steps", "error", what, f"{place}: {counts}; {waits}")
 
 
 def judge_samples(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator[Finding]:

@@ -104,14 +104,9 @@ def _digests(rows: Iterable[bytes]) -> KeyArray:
 def hashes(column: Column) -> list[int] | None:
     """A hash of each entry; None if the entries have no content that can be hashed."""
     with suppress(Exception):
-        return hash_rows(column)
+        entries = column.tolist() if getattr(column, "ndim", 0) == 1 else column
+        return [xxh3_64_intdigest(_bytes(entry)) for entry in entries]
     return None
-
-
-def hash_rows(column: Column) -> list[int]:
-    """As `hashes`; raises for entries that cannot be hashed."""
-    entries = column.tolist() if getattr(column, "ndim", 0) == 1 else column
-    return [xxh3_64_intdigest(_bytes(entry)) for entry in entries]
 
 
 def _bytes(entry: Any) -> bytes:

@@ -171,9 +171,8 @@ def _locate(
     counts.between_workers = within_ranks - within_workers
     again = np.arange(len(keys)) - starts[keys] >= allowed[keys]
     parts, times = np.unique(ranks[again] << 32 | steps[again] // interval, return_counts=True)
-    counts.repeated.update(
-        {divmod(part, 1 << 32): number for part, number in zip(parts.tolist(), times.tolist(), strict=True)}
-    )
+    for part, deliveries in zip(parts.tolist(), times.tolist(), strict=True):
+        counts.repeated[divmod(part, 1 << 32)] = deliveries
     last_steps = np.array([len(log.workers) - 1 for log in logs])
     at_end, times = np.unique(ranks[again & (steps == last_steps[ranks])], return_counts=True)
     counts.repeated_at_end.update(dict(zip(at_end.tolist(), times.tolist(), strict=True)))

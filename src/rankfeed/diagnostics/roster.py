@@ -68,15 +68,15 @@ class _Roster:
         self.token = uuid.uuid4().hex
         self.registration = directory / f"{self.token}.json"
         self._directory, self._report, self._timeout = directory, report, timeout
-        size = 1 if report.topology is None else report.topology.world_size
-        self._interval = max(0.05, size / 500)  # all ranks read from one file system
+        self._size = 0 if report.topology is None else report.topology.world_size  # 0: not known
+        self._interval = max(0.05, self._size / 500)  # all ranks read from one file system
         self._stalls = StallDetector()
         self._refreshed = 0.0
 
     def wait(self) -> list[ProcessReport]:
         """The reports of all processes, by the reply of rank 0 or as rank 0."""
         began = time.monotonic()
-        patience = min(self._timeout, _LINGER) if self._report.topology is None else self._timeout
+        patience = self._timeout if self._size else min(self._timeout, _LINGER)
         settled, beat = 0.0, 0
         while True:
             beat += 1
@@ -100,11 +100,10 @@ class _Roster:
                 if now > began + self._timeout or (settled and now > settled + _SETTLE):
                     return self._publish(present)
             elif now > began + patience and silences.get(first, _LINGER) >= _LINGER:
-                size = 0 if self._report.topology is None else self._report.topology.world_size
-                absent = format_ranks(missing_ranks([*present.values()], size) or [0])
+                absent = format_ranks(missing_ranks([*present.values()], self._size) or [0])
                 raise TopologyError(
                     "rank 0 disappeared" if first else f"rank 0 did not report within {patience:.0f} s",
-                    expected=f"reports of {size} processes in one directory",
+                    expected=f"reports of {self._size} processes in one directory",
                     found=f"{len(present)}, without {absent}",
                     where=f"{self._report.name}, in {self._directory}",
                     remedy="use a directory that all hosts see (--folder), and the same name of the launch on all "

@@ -40,13 +40,11 @@ def record(loader: Any, *, indices: bool = True, keep: int = 0) -> Callable[[], 
 
     ``keep``: number of batches whose samples are kept, if this process builds them.
     """
-    data = sys.modules.get("torch.utils.data")
-    is_plain = data is not None and isinstance(loader, data.DataLoader)
-    # A subclass with an __iter__ of its own may look into its batches.
-    if not is_plain or type(loader).__iter__.__module__.split(".")[0] not in ("torch", "torchdata"):
-        return lambda: None
-    from torch.utils.data import IterableDataset
+    from torch.utils.data import DataLoader, IterableDataset
 
+    package = type(loader).__iter__.__module__.split(".")[0] if isinstance(loader, DataLoader) else ""
+    if package not in ("torch", "torchdata"):  # a subclass with an __iter__ of its own may look into its batches
+        return lambda: None
     before = loader.dataset, loader.collate_fn, loader.worker_init_fn
     indexed = indices and not isinstance(loader.dataset, IterableDataset)
     keep = keep if indexed or loader.batch_sampler is not None else 0  # batches of a stream have no samples

@@ -116,38 +116,35 @@ def audit(
                 found=dict(enumerate(arguments)),
             )
         summaries = processes.each(read, "the loader failed")
-        peers: dict[int, RankSummary] = {}  # tensor-parallel ones read the same samples
+        counted: dict[object, RankSummary] = {}  # of tensor-parallel peers, which read the same samples, the first
         for summary in summaries:
-            first = summary if summary.share is None else peers.setdefault(summary.share, summary)
+            first = counted.setdefault((summary.rank,) if summary.share is None else summary.share, summary)
             if [epoch.order for epoch in first.epochs] != [epoch.order for epoch in summary.epochs]:
                 raise AuditError(
                     "parallel peers were given different samples",
                     expected="the same batches on all processes of a data-parallel rank",
                     where=f"processes {first.rank} and {summary.rank}",
                 )
-        return _count(processes, reader, summaries, expected, memory)
+        return _count(processes, reader, [*counted.values()], expected, memory)
 
 
 def _count(
     processes: AuditProcesses,
     reader: AuditReader,
-    summaries: Sequence[RankSummary],
+    counted: Sequence[RankSummary],
     expected: Universe,
     memory: int,
 ) -> AuditReport:
     """Count all epochs; each process counts some of the partitions."""
-    key_types = {each.key_type for each in summaries if each.key_type}
+    key_types = {each.key_type for each in counted if each.key_type}
     if len(key_types) > 1:
         raise AuditError("keys are whole numbers on some ranks and not on others", remedy="give all the same key=")
-    kinds = {each.keys for each in summaries}
+    kinds = {each.keys for each in counted}
     keys: KeyKind = "none" if "none" in kinds else "content" if "content" in kinds else "ids"
-    if keys == "ids" or not expected.is_number:
-        expected.check("".join(key_types))
     #: Whether keys are compared with the universe; otherwise only their number is.
     keyed = expected.known and (keys == "ids" or not expected.is_number)
-    first = {each.share: each.rank for each in reversed(summaries)}
-    # Of processes that read one share (tensor-parallel peers) one counts.
-    counted = [each for each in summaries if each.share is None or first[each.share] == each.rank]
+    if keyed:
+        expected.check("".join(key_types))
     logs = reader.partitions
     if keys == "none" or processes.rank not in [each.rank for each in counted]:
         logs = [HashPartitions(reader.scratch) for _ in logs]

@@ -53,7 +53,7 @@ class AuditReader:
         """Read an epoch."""
         path = self.scratch / f"epoch-{len(self.records)}"
         self.partitions.append(HashPartitions(path, self.memory, numbered=True))
-        log = RankRecord(self.partitions[-1], indexed=self.summary.traits.indexed)
+        log = RankRecord(indexed=self.summary.traits.indexed)
         self.records.append(log)
         own, summary = as_own(self.loader), self.summary
         # A column of the user may have the name of the mask if the loader needs none.
@@ -71,6 +71,7 @@ class AuditReader:
                 if masked and isinstance(batch, Mapping) and "valid" in batch and summary.keys != "none":
                     keys = keys[batch["valid"].cpu().numpy()]  # other rows are padding
                 log.add(keys, origin.worker, origin.streams)
+                self.partitions[-1].add(keys)
             summary.cut |= max_steps is not None and next(batches, None) is not None
         finally:
             if restore is not None:

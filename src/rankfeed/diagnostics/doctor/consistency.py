@@ -83,7 +83,7 @@ def differing(pairs: Sequence[tuple[int, int]], least: int = ENOUGH) -> tuple[li
     return values, len(values) / chance if chance >= least else None
 
 
-def share_among(values: Sequence[int], known: Collection[int]) -> float:
+def share_among(values: Sequence[RowKey], known: Collection[RowKey]) -> float:
     """The share of values that are known."""
     return sum(value in known for value in values) / max(1, len(values))
 

@@ -16,7 +16,7 @@ from rankfeed.diagnostics.doctor.consistency import (
     unknown_content,
 )
 from rankfeed.diagnostics.doctor.kinds import IDENTITY, Kind, RunCounter, choose
-from rankfeed.diagnostics.doctor.pairs import collated_apart, exchanged_by_epoch, rows_apart
+from rankfeed.diagnostics.doctor.pairs import exchanged_by_epoch, rows_apart
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, indices_of, remove_padding
 from rankfeed.diagnostics.findings import REMEDIES, Finding, Severity, finding, merged
 from rankfeed.diagnostics.judge import JudgedFacts, judge_samples, judge_steps
@@ -76,7 +76,7 @@ def diagnose(
     findings += (finding(of_datasets, "error", "ranks read different datasets", text) for text in others)
     findings += (finding(of_datasets, "error", what, text) for text in renumbered(logs))
     findings += [*_partial_epochs(good, allow), *outcomes.changed_reads(good)]
-    findings += [*collated_apart(good), *exchanged_by_epoch(good)]
+    findings += [*outcomes.collated_apart(good), *exchanged_by_epoch(good)]
     findings += rows_apart(good, [*runs, *resumed], same_indices=not differing)
     if kind is not None and kind.name == "indices":
         what = "samples have other content than in one process: a wrong cache, or a seed with the rank in it"
@@ -201,9 +201,8 @@ def _other_batches(run: RunLog, epochs: Sequence[EpochReport]) -> Iterator[Findi
             # Content may be random on each rank.
             is_known = all(step.ids is not None or step.indices is not None for step in run.steps)
             what = "ranks that share their batches receive different ones"
-            text = (
-                f"{run.job.name}, epoch {epoch.epoch}: no other rank receives the batches of rank {listed(alone)}"
-            )
+            where = f"{run.job.name}, epoch {epoch.epoch}"
+            text = f"{where}: no other rank receives the batches of rank {listed(alone)}"
             yield finding("differs-between-ranks", "error" if is_known else "unproven", what, text)
             return
 
@@ -238,11 +237,9 @@ def _uncounted(run: RunLog, facts: JudgedFacts, controls: Sequence[RunLog]) -> I
 
 def _tokens(run: RunLog, controls: Sequence[RunLog], allow: Collection[str]) -> Iterator[Finding]:
     """Packed sequences of tokens."""
-    logs = [*controls, run]
-    if len(controls) < 2 or any(step.indices is not None for log in logs for step in log.steps):
-        return
-    known = [step.tokens for log in logs for step in log.steps if step.rows]
-    if not known or not all(known):
+    steps = [step for log in (*controls, run) for step in log.steps]
+    known = [step.tokens for step in steps if step.rows]
+    if len(controls) < 2 or not known or not all(known) or any(step.indices is not None for step in steps):
         return
     for number, epochs in enumerate(zip(*(log.epochs for log in (*controls[:2], run)), strict=False)):
         one, other, delivered = map(_tokens_of, epochs)

@@ -147,10 +147,10 @@ def examine(
 
     with tempfile.TemporaryDirectory(prefix="rankfeed-doctor-") as states:
         first = run(states=states)
-        failures = [rank.failure for rank in first.ranks]
-        if all(each is not None and (each.kind, each.phase) == ("raised", IMPORT) for each in failures):
-            one = next(each for each in failures if each is not None)
-            found = "\n".join([one.detail, *one.output[-6:]])
+        failures = [rank.failure for rank in first.ranks if rank.failure is not None]
+        at_import = [failure for failure in failures if (failure.kind, failure.phase) == ("raised", IMPORT)]
+        if len(at_import) == ranks:
+            found = "\n".join([at_import[0].detail, *at_import[0].output[-6:]])
             raise ArgumentError("the factory cannot be imported", found=found, where=name)
         runs, controls, resumed = [first], [], []
         if any(rank.epochs for rank in first.ranks):

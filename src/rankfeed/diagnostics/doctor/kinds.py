@@ -76,11 +76,9 @@ def _kind(name: str, of: KeysOf, controls: Sequence[RunLog], declared: Counter[R
     """Declared keys, or those that both control runs deliver."""
     bare = Kind(name, of, None)
     pairs = _epochs(bare, controls)
-    # Repeats that are the same in each epoch are no draws.
     counts = [one for pair in pairs for one in pair]
-    drawn = any(repeated(one) > _DRAWN for one in counts) and (
-        len(pairs) < 2 or any(each != counts[0] for each in counts)
-    )
+    changes = len(pairs) < 2 or any(one != counts[0] for one in counts)  # draws do, other repeats do not
+    drawn = changes and any(repeated(one) > _DRAWN for one in counts)
     if declared is not None:
         epochs = max([1, *(len(rank.epochs) for log in controls for rank in log.ranks)])
         return Kind(name, of, [declared] * epochs, drawn=drawn, declared=True)
@@ -230,12 +228,12 @@ class RunCounter:
         built = next((log.built for log in self._run.ranks if log.rank == rank), None)
         shuffles = None if built is None else built.traits.shuffles
         keys = epoch.order(IDENTITY.of)
-        if shuffles is False or len({*keys}) < ENOUGH or (shuffles is None and _in_order(epoch.steps)):
+        distinct = len({*keys})
+        if shuffles is False or distinct < ENOUGH or (shuffles is None and _in_order(epoch.steps)):
             return True
         numbers = [key for key in keys if isinstance(key, int)]
-        is_dense = len(numbers) == len(keys) and max(numbers) - min(numbers) < 2 * self._run.job.ranks * len(
-            {*keys}
-        )
+        most = 2 * self._run.job.ranks * distinct
+        is_dense = len(numbers) == len(keys) and max(numbers) - min(numbers) < most
         return False if shuffles or is_dense else None
 
 

@@ -3,12 +3,18 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice, product
 from operator import ne
 
+from rankfeed.diagnostics.batch_columns import LOCAL
 from rankfeed.diagnostics.doctor.kinds import Kind
-from rankfeed.diagnostics.doctor.records import IDS, STATE, RowKey, RunLog
+from rankfeed.diagnostics.doctor.pairs import ROWS_APART
+from rankfeed.diagnostics.doctor.records import IDS, STATE, CollatedAlone, RowKey, RunLog, remove_padding
 from rankfeed.diagnostics.findings import Finding, Severity, finding
 from rankfeed.errors import listed
+
+#: Combinations of fields that are compared.
+_CHOICES = 64
 
 
 def failures(runs: Sequence[RunLog], controls: Sequence[RunLog], resumed: Sequence[RunLog]) -> Iterator[Finding]:
@@ -56,9 +62,8 @@ def _failures(run: RunLog, severity: Severity = "error", only: str = "") -> Iter
         elif failure.kind == "hangs":
             yield finding("hangs", severity, f"the loader hangs, {failure.phase}{only}", *evidence)
         else:
-            yield finding(
-                "factory-raises", severity, f"the factory or its loader raises an error{only}", *evidence
-            )
+            what = f"the factory or its loader raises an error{only}"
+            yield finding("factory-raises", severity, what, *evidence)
 
 
 def cut_epochs(run: RunLog) -> Iterator[Finding]:
@@ -141,10 +146,43 @@ def changed_reads(controls: Sequence[RunLog]) -> Iterator[Finding]:
         if differs:
             severity: Severity = "unproven" if read.drew and not read.changes_dataset else "error"
             what = "an item that is read again has other content, although all random generators were as before"
-            text = ", ".join(f"{name or 'the batch'} of {rows} rows" for name, rows in differs.items())
-            yield finding(
-                "reads-differ", severity, what, f"in {len(read.first)} batches that were read twice: {text}"
-            )
+            fields = ", ".join(f"{name or 'the batch'} of {rows} rows" for name, rows in differs.items())
+            text = f"in {len(read.first)} batches that were read twice: {fields}"
+            yield finding("reads-differ", severity, what, text)
+
+
+def collated_apart(controls: Sequence[RunLog]) -> Iterator[Finding]:
+    """Collate functions that combine values of different samples.
+
+    Fields are evidence that have the same values whether samples are collated together or one by one, which
+    positions in the batch and padding to the longest sample do not have.
+    """
+    for read in (rank.collated_alone for log in controls for rank in log.ranks):
+        if read is None or not read.together:
+            continue
+        steps = [*read.together, *(step for steps in read.alone for step in steps)]
+        remove_padding(steps)
+        same: dict[object, list[str]] = {}  # fields of the same values, as of the samples that are negatives
+        for name in sorted(set.intersection(*({*step.fields} for step in steps))):
+            of_batches, of_samples = _sorted_keys(read, [name])
+            if of_batches == of_samples:
+                same.setdefault(tuple(map(tuple, of_batches)), []).append(name)
+            elif name.endswith(LOCAL):
+                same = {name: [name]}
+                break
+        pairs = [_sorted_keys(read, names) for names in islice(product(*same.values()), _CHOICES)]
+        if all(of_batches != of_samples for of_batches, of_samples in pairs):
+            of_batches, of_samples = pairs[0]
+            differs = sum(map(ne, of_batches, of_samples))
+            fields = ", ".join(name for group in same.values() for name in group)
+            text = f"{differs} of {len(of_batches)} batches hold other rows of {fields} than their samples alone"
+            yield finding("rows-come-apart", "unproven" if read.drew else "error", ROWS_APART, text)
+
+
+def _sorted_keys(read: CollatedAlone, names: Sequence[str]) -> tuple[list[list[int]], list[list[int]]]:
+    """Keys of some fields together, of the rows of each batch, and of its samples alone."""
+    batches = [sorted(step.row_keys(names)) for step in read.together]
+    return batches, [sorted(key for step in steps for key in step.row_keys(names)) for steps in read.alone]
 
 
 def copied_rows(run: RunLog) -> Iterator[Finding]:

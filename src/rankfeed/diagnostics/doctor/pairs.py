@@ -1,12 +1,9 @@
-"""Whether the fields of a row belong to one sample: compared with the control, and with samples collated alone."""
+"""Whether the fields of a row belong to one sample: compared with the control."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import islice, product
-from operator import ne
 
-from rankfeed.diagnostics.batch_columns import LOCAL
 from rankfeed.diagnostics.doctor.consistency import (
     FEW,
     LABELS,
@@ -16,28 +13,16 @@ from rankfeed.diagnostics.doctor.consistency import (
     sample_values,
     share_among,
 )
-from rankfeed.diagnostics.doctor.records import (
-    CollatedAlone,
-    EpochLog,
-    KeysOf,
-    RowKey,
-    RunLog,
-    Step,
-    ids_of,
-    indices_of,
-    remove_padding,
-)
+from rankfeed.diagnostics.doctor.records import EpochLog, KeysOf, RowKey, RunLog, Step, ids_of, indices_of
 from rankfeed.diagnostics.findings import Finding, finding
 from rankfeed.diagnostics.judge import ENOUGH
 from rankfeed.diagnostics.keys import hashes
 
 #: More than this share of what chance explains must be values of other samples; most of a class may be right.
 _OTHER = 0.02
-#: Fields that samples are identified by, and combinations of fields that are compared.
-_ANCHORS, _CHOICES = 4, 64
-_WHAT = "fields of a sample arrive with those of other samples"
-
-
+#: Fields that samples are identified by.
+_ANCHORS = 4
+ROWS_APART = "fields of a sample arrive with those of other samples"
 #: The value of a field in a row of a run: epoch, rank and worker, value of its sample in the control, value.
 _Row = tuple[int, tuple[int, int | None], int, int]
 
@@ -68,7 +53,7 @@ def rows_apart(
         for run in [*remaining] if _identifies(whole, keys_of) else ():
             if text := _apart(run, control, keys_of, names):
                 remaining.remove(run)
-                yield finding("rows-come-apart", "error", _WHAT, f"{run.job.name}: {text}")
+                yield finding("rows-come-apart", "error", ROWS_APART, f"{run.job.name}: {text}")
 
 
 def _identifies(epochs: Sequence[EpochLog], keys_of: KeysOf) -> bool:
@@ -79,20 +64,16 @@ def _identifies(epochs: Sequence[EpochLog], keys_of: KeysOf) -> bool:
 
 def _apart(run: RunLog, control: SampleValues, keys_of: KeysOf, names: Sequence[str]) -> str | None:
     """The field of the run whose values belong to other samples."""
+    orders = [[key for log in of_ranks for key in log.order(keys_of)] for of_ranks in run.epochs]
+    keys = [key for order in orders for key in order]
+    if share_among(keys, control.positions) < 1 - FEW or any(is_repetitive(Counter(order)) for order in orders):
+        return None
     steps = [
         (epoch, (rank, step.worker), step)
         for epoch, of_ranks in enumerate(run.epochs)
         for rank, log in enumerate(of_ranks)
         for step in log.steps
     ]
-    counts: dict[int, Counter[RowKey]] = defaultdict(Counter)
-    for epoch, _, step in steps:
-        counts[epoch].update(keys_of(step))
-    known = sum(times for count in counts.values() for key, times in count.items() if key in control.positions)
-    if known < (1 - FEW) * sum(count.total() for count in counts.values()) or any(
-        is_repetitive(count) for count in counts.values()
-    ):
-        return None
     texts = []
     for name in (name for name in names if name in control.fields):
         values = control.fields[name]
@@ -192,41 +173,6 @@ def exchanged_by_epoch(controls: Sequence[RunLog]) -> Iterator[Finding]:
         return  # both identify samples
     for name, (exchanges, counts) in changes.items():
         if counts not in stays:
-            text = (
-                f"{name or 'the batch'} of {exchanges} of {len(keys)} rows is that of another id in another epoch"
-            )
-            yield finding("rows-come-apart", "error", _WHAT, f"{controls[0].job.name}: {text}")
-
-
-def collated_apart(controls: Sequence[RunLog]) -> Iterator[Finding]:
-    """Collate functions that combine values of different samples.
-
-    Fields are evidence that have the same values whether samples are collated together or one by one, which
-    positions in the batch and padding to the longest sample do not have.
-    """
-    for read in (rank.collated_alone for log in controls for rank in log.ranks):
-        if read is None or not read.together:
-            continue
-        steps = [*read.together, *(step for steps in read.alone for step in steps)]
-        remove_padding(steps)
-        same: dict[object, list[str]] = {}  # fields of the same values, as of the samples that are negatives
-        for name in sorted(set.intersection(*({*step.fields} for step in steps))):
-            of_batches, of_samples = _sorted_keys(read, [name])
-            if of_batches == of_samples:
-                same.setdefault(tuple(map(tuple, of_batches)), []).append(name)
-            elif name.endswith(LOCAL):
-                same = {name: [name]}
-                break
-        pairs = [_sorted_keys(read, names) for names in islice(product(*same.values()), _CHOICES)]
-        if all(of_batches != of_samples for of_batches, of_samples in pairs):
-            of_batches, of_samples = pairs[0]
-            differs = sum(map(ne, of_batches, of_samples))
-            fields = ", ".join(name for group in same.values() for name in group)
-            text = f"{differs} of {len(of_batches)} batches hold other rows of {fields} than their samples alone"
-            yield finding("rows-come-apart", "unproven" if read.drew else "error", _WHAT, text)
-
-
-def _sorted_keys(read: CollatedAlone, names: Sequence[str]) -> tuple[list[list[int]], list[list[int]]]:
-    """Keys of some fields together, of the rows of each batch, and of its samples alone."""
-    batches = [sorted(step.row_keys(names)) for step in read.together]
-    return batches, [sorted(key for step in steps for key in step.row_keys(names)) for steps in read.alone]
+            rows_of = f"{name or 'the batch'} of {exchanges} of {len(keys)} rows"
+            text = f"{controls[0].job.name}: {rows_of} is that of another id in another epoch"
+            yield finding("rows-come-apart", "error", ROWS_APART, text)

@@ -30,9 +30,8 @@ def handles(run: RunLog) -> Iterator[Finding]:
 
 def memory(run: RunLog, without: RunLog | None = None) -> Iterator[Finding]:
     """Memory that grows from epoch to epoch, and data that each worker has, compared with no workers."""
-    first = [
-        epoch.sizes for rank in (without.ranks if without else ()) for epoch in rank.epochs[:1] if epoch.sizes
-    ]
+    ranks = without.ranks if without else ()
+    first = [epoch.sizes for rank in ranks for epoch in rank.epochs[:1] if epoch.sizes]
     loads = max((max(size.rank for size in sizes) - sizes[0].rank for sizes in first), default=0)
     for rank in run.ranks:
         where = f"{run.job.name}, rank {rank.rank}"

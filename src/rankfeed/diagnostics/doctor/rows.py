@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from rankfeed.diagnostics.batch_columns import Column
-from rankfeed.diagnostics.keys import hash_rows, hashes
+from rankfeed.diagnostics.keys import bytes_of, hashes
 
 #: Tokens of a shingle, and of how many hashes one is kept.
 _TOKENS, _KEPT = 12, 16
@@ -23,7 +24,7 @@ def ends(column: Column, *, first: bool = False) -> list[tuple[int, int, int]]:
         same = (line == line[-1]).reshape(len(line), -1).all(axis=1)
         run = len(line) if same.all() else int(np.argmin(same[::-1]))
         body = row[run:] if first else row[: len(row) - run]
-        found.append((hash_rows(line[-1:])[0], hash_rows([body])[0], run))
+        found.append((xxh3_64_intdigest(bytes_of(line[-1])), xxh3_64_intdigest(bytes_of(body)), run))
     return found
 
 
