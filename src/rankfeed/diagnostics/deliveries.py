@@ -185,10 +185,6 @@ class RankRecord:
         self._draws: Counter[tuple[int, str]] = Counter()
         self._begun: set[int | None] = set()
 
-    def __len__(self) -> int:
-        """Number of batches."""
-        return len(self._sizes)
-
     @property
     def steps(self) -> StepLog:
         """Where each delivery is."""

@@ -61,11 +61,6 @@ class JudgedFacts:
     def identified_by(self) -> str:
         return {"ids": "their ids", "content": "their content", "none": "nothing"}[self.keys]
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether equal keys mean that a sample was delivered again."""
-        return self.keys == "ids" or (self.expectation == "control" and self.exact)
-
     def place(self, epoch: EpochReport) -> str:
         """An epoch, for messages."""
         return f"{self.where}, epoch {epoch.epoch}" if self.where else f"epoch {epoch.epoch}"
@@ -270,11 +265,12 @@ def _unknown(epoch: EpochReport, facts: JudgedFacts, *, explained: bool) -> Iter
 def _same_sequences(epoch: EpochReport, facts: JudgedFacts) -> Iterator[Finding]:
     """Ranks, or workers of a rank, that read the same samples in the same order."""
     what = "the same samples are read in the same order"
+    are_equal = facts.keys == "ids" or (facts.expectation == "control" and facts.exact)  # samples of equal keys
 
     def is_telling(length: int) -> bool:
         if facts.keys == "ids" and not facts.traits.replaces:
             return True
-        return length >= ENOUGH and epoch.unique >= (ENOUGH if facts.is_certain else _DIFFERENT * length)
+        return length >= ENOUGH and epoch.unique >= (ENOUGH if are_equal else _DIFFERENT * length)
 
     # Of one sample each, padding repeats one on another rank.
     ranks = _alike({rank.rank: rank.order for rank in epoch.ranks if rank.samples > 1 and rank.order})

@@ -16,7 +16,6 @@ from xxhash import xxh3_128_hexdigest
 from rankfeed.diagnostics.batch_columns import columns
 from rankfeed.diagnostics.generators import global_generators, is_generator, state_of
 from rankfeed.diagnostics.keys import hashes
-from rankfeed.diagnostics.samplers import attribute
 
 #: How deep a dataset is searched for generators of its own, and how many entries of a list.
 _DEPTH, _ENTRIES = 4, 32
@@ -56,12 +55,6 @@ def record(loader: Any, *, indices: bool = True, keep: int = 0) -> Callable[[], 
 
     put(_IndexedDataset(loader.dataset) if indexed else loader.dataset, origin, origin.begin)
     return lambda: put(*before)
-
-
-def origin_of(loader: Any) -> Origin | None:
-    """The origin of a loader's batches; None if it is not recorded."""
-    collate = attribute(loader, "collate_fn")
-    return collate if isinstance(collate, Origin) else None
 
 
 @dataclass

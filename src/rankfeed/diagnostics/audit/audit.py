@@ -115,9 +115,8 @@ def audit(
                 expected="the same epochs, memory, max_steps and universe on all of them",
                 found=dict(enumerate(arguments)),
             )
-        summaries = processes.each(read, "the loader failed")
         counted: dict[object, RankSummary] = {}  # of tensor-parallel peers, which read the same samples, the first
-        for summary in summaries:
+        for summary in processes.each(read, "the loader failed"):
             first = counted.setdefault((summary.rank,) if summary.share is None else summary.share, summary)
             if [epoch.order for epoch in first.epochs] != [epoch.order for epoch in summary.epochs]:
                 raise AuditError(
@@ -209,16 +208,14 @@ class Universe:
 
     def __init__(self, given: Any) -> None:
         self.known, self.is_number = given is not None, False
-        self._values: Any = given
-        if given is None:
-            self._values = []
-        elif isinstance(given, (str, bytes)) or not getattr(given, "ndim", hasattr(given, "__iter__")):
+        self._values: Any = [] if given is None else given
+        if isinstance(given, (str, bytes)) or not getattr(self._values, "ndim", hasattr(self._values, "__iter__")):
             try:
                 self._values = range(check_int("universe", given, at_least=1, at_most=2**62))
             except ArgumentError:
                 raise invalid("universe", "a number of samples, or their ids", given) from None
             self.is_number = True
-        elif not isinstance(given, (Sequence, np.ndarray)):
+        elif not isinstance(self._values, (Sequence, np.ndarray)):
             self._values = list(given)
         self.size = len(self._values)
         #: Of their keys: "i" for whole numbers, "S" for digests, or empty.

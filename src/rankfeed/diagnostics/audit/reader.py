@@ -60,22 +60,21 @@ class AuditReader:
         masked = own is not None and (own.tail == "pad" or "valid" not in own.source.fields)
         # Workers that persist would tag batches after the audit, too.
         tags = attribute(self.loader, "num_workers") and not attribute(self.loader, "persistent_workers")
-        restore = record(self.loader, indices=False) if tags else None
+        restore = record(self.loader, indices=False) if tags else lambda: None
         before = Counter[str]() if own is None else own.unproven_samples
         try:
             batches = iter(self.loader)
-            for batch in islice(batches, max_steps):
+            for step, batch in enumerate(islice(batches, max_steps)):
                 origin = batch if isinstance(batch, Tagged) else Tagged(batch, None)
                 batch = origin.batch
-                keys = self._keys(batch, len(log))
+                keys = self._keys(batch, step)
                 if masked and isinstance(batch, Mapping) and "valid" in batch and summary.keys != "none":
                     keys = keys[batch["valid"].cpu().numpy()]  # other rows are padding
                 log.add(keys, origin.worker, origin.streams)
                 self.partitions[-1].add(keys)
             summary.cut |= max_steps is not None and next(batches, None) is not None
         finally:
-            if restore is not None:
-                restore()
+            restore()
         plan = getattr(own, "plan", None)  # a stream has none, and an order of its own
         in_order = own is not None and (plan is None or plan.describe().get("shuffle") == "none")
         epoch = log.figures(summary.rank, in_order or log.ascending)

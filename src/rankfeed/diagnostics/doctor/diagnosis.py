@@ -4,19 +4,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import repeat
 
 from rankfeed.diagnostics.deliveries import EpochReport, LoaderTraits
-from rankfeed.diagnostics.doctor import outcomes, resources
-from rankfeed.diagnostics.doctor.consistency import (
-    FEW,
-    conflicts,
-    is_repetitive,
-    renumbered,
-    sample_fields,
-    unknown_content,
-)
+from rankfeed.diagnostics.doctor import consistency, outcomes, pairs, resources
 from rankfeed.diagnostics.doctor.kinds import IDENTITY, Kind, RunCounter, choose
-from rankfeed.diagnostics.doctor.pairs import exchanged_by_epoch, rows_apart
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, indices_of, remove_padding
 from rankfeed.diagnostics.findings import REMEDIES, Finding, Severity, finding, merged
 from rankfeed.diagnostics.judge import JudgedFacts, judge_samples, judge_steps
@@ -57,30 +49,29 @@ def diagnose(
         for rule in (*outcomes.OF_A_RUN, resources.handles, resources.times):
             findings += rule(run)
         findings += resources.memory(run, without)
-        reports = RunCounter(IDENTITY, run).reports(run.epochs)
+        counter = RunCounter(IDENTITY, run)
+        reports = [counter.report(epochs) for epochs in run.epochs]
         findings += judge_steps(reports, _facts(run, IDENTITY, allow))
         if "shared-batches" in allow:
             findings += _other_batches(run, reports)
-    differing = conflicts(logs)
+    differing = consistency.conflicts(logs)
     kinds = choose(good, runs, universe, same_indices=not differing)
     kind = _strongest(kinds, runs, good)
     one_dataset = any(built.cuts_one_dataset for run in runs for built in run.built)
     # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
-    others = [
-        text
-        for (one, other), text in differing.items()
-        if (one == other and one_dataset and one >= len(good)) or (other < len(good) and kind is None)
-    ]
-    what = "the same samples have other labels in other processes, as if classes were numbered in another order"
     of_datasets = "differs-between-ranks"
-    findings += (finding(of_datasets, "error", "ranks read different datasets", text) for text in others)
-    findings += (finding(of_datasets, "error", what, text) for text in renumbered(logs))
+    for (one, other), text in differing.items():
+        if (one == other and one_dataset and one >= len(good)) or (other < len(good) and kind is None):
+            findings.append(finding(of_datasets, "error", "ranks read different datasets", text))
+    what = "the same samples have other labels in other processes, as if classes were numbered in another order"
+    findings += (finding(of_datasets, "error", what, text) for text in consistency.renumbered(logs))
     findings += [*_partial_epochs(good, allow), *outcomes.changed_reads(good)]
-    findings += [*outcomes.collated_apart(good), *exchanged_by_epoch(good)]
-    findings += rows_apart(good, [*runs, *resumed], same_indices=not differing)
+    findings += [*outcomes.collated_apart(good), *pairs.exchanged_by_epoch(good)]
+    findings += pairs.rows_apart(good, [*runs, *resumed], same_indices=not differing)
     if kind is not None and kind.name == "indices":
         what = "samples have other content than in one process: a wrong cache, or a seed with the rank in it"
-        findings += (finding(of_datasets, "unproven", what, text) for text in unknown_content(good, runs))
+        texts = consistency.unknown_content(good, runs)
+        findings += (finding(of_datasets, "unproven", what, text) for text in texts)
     for run in runs:
         if any(True for _ in run.steps):
             findings += _samples(run, kind, kinds, good, allow)
@@ -97,8 +88,8 @@ def _partial_epochs(controls: Sequence[RunLog], allow: Collection[str]) -> Itera
         if size is None or any(step.indices is None for step in steps):
             return
         epochs = [Counter(epoch.order(indices_of)) for (epoch,) in log.epochs]
-        remainder = max([FEW * size, *(len(indices_of(step)) for step in steps)])
-        if not epochs or any(len(each) + remainder >= size or is_repetitive(each) for each in epochs):
+        remainder = max([consistency.FEW * size, *(len(indices_of(step)) for step in steps)])
+        if not epochs or any(len(each) + remainder >= size or consistency.is_repetitive(each) for each in epochs):
             return
         same = all(each.keys() == epochs[0].keys() for each in epochs)
         severity: Severity = "note" if same or "partial" in allow else "unproven"
@@ -114,7 +105,7 @@ def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog], controls: Sequence
     if usable and usable[0].name == "indices" and not usable[0].drawn:
         for content in usable[1:]:
             exchanged = not content.drawn and any(_exchanges(run, content) for run in runs)
-            if exchanged and content.fields.issubset(sample_fields(controls)):
+            if exchanged and content.fields.issubset(consistency.sample_fields(controls)):
                 return content
     return usable[0] if usable else None
 
@@ -173,16 +164,15 @@ def _samples(
         return
     if chosen.control is not None and not chosen.names_samples and not run.cut:
         yield finding("no-ids", "note", "batches have no ids", f"samples are identified by {chosen.name}")
-    counter = RunCounter(chosen, run, controls)
     shared = any(each.startswith("shared") for each in allow)
     expected = None if run.cut else chosen.control
-    groups = [epochs] if not shared else counter.peers(epochs, expected)
     begun = [chosen.total([epoch]) for log in controls for rank in log.ranks for epoch in rank.epochs[:1]]
-    repeats = run.cut and any(map(is_repetitive, begun))
+    repeats = run.cut and any(map(consistency.is_repetitive, begun))
     findings: list[Finding] = []
-    for group in groups:
-        reports = counter.reports(group, expected)
-        if not repeats and (not shared or expected is not None):
+    if not repeats and (not shared or expected is not None):
+        counter = RunCounter(chosen, run, controls)
+        for group in counter.peers(epochs, expected) if shared else [epochs]:
+            reports = [counter.report(*pair) for pair in zip(group, expected or repeat(None), strict=False)]
             findings += judge_samples(reports, facts)
     yield from findings
     errors = any(each.severity == "error" for each in findings)
@@ -276,7 +266,7 @@ def judge_tokens(
     if control.count < 20 * open_ends:
         what = "too few tokens to compare packed sequences"
         return finding("not-counted", "unproven", what, f"{text}; {20 * open_ends} are needed")
-    if not is_repetitive(control.shingles) and max(excess, lack) > explained + _DISEASED:
+    if not consistency.is_repetitive(control.shingles) and max(excess, lack) > explained + _DISEASED:
         if lack >= excess:
             return finding("missing-samples", "error", "a large part of the tokens is not delivered", text)
         within = sum((each - control.shingles).total() for each in run.by_rank) / run.shingles.total()

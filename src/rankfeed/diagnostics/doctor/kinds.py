@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,7 @@ def _all(logs: Sequence[RunLog], holds: Callable[[Step], bool]) -> bool:
 
 def _kind(name: str, of: KeysOf, controls: Sequence[RunLog], declared: Counter[RowKey] | None = None) -> Kind:
     """Declared keys, or those that both control runs deliver."""
-    bare = Kind(name, of, None)
-    pairs = _epochs(bare, controls)
+    pairs = _epochs(Kind(name, of, None), controls)
     counts = [one for pair in pairs for one in pair]
     changes = len(pairs) < 2 or any(one != counts[0] for one in counts)  # draws do, other repeats do not
     drawn = changes and any(repeated(one) > _DRAWN for one in counts)
@@ -195,13 +194,8 @@ class RunCounter:
         groups = [[rank] for rank in kept] if whole else [kept]
         return [[[of_epoch[rank] for rank in group] for of_epoch in epochs] for group in groups]
 
-    def reports(
-        self, epochs: Sequence[Sequence[EpochLog]], expected: Sequence[Counter[RowKey]] | None = None
-    ) -> list[EpochReport]:
-        """The figures of some epochs of the run; ``expected``: how often each key is due in each of them."""
-        return [self._report(*pair) for pair in zip(epochs, expected or repeat(None), strict=False)]
-
-    def _report(self, epochs: Sequence[EpochLog], expected: Counter[RowKey] | None) -> EpochReport:
+    def report(self, epochs: Sequence[EpochLog], expected: Counter[RowKey] | None = None) -> EpochReport:
+        """The figures of an epoch of some ranks; ``expected``: how often each key is due in it."""
         figures, deliveries, logs = [], [], []
         persistent = any(built.persistent for built in self._run.built)
         indexed = all(step.indices is not None for step in self._run.steps)

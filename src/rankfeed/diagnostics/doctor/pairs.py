@@ -68,18 +68,14 @@ def _apart(run: RunLog, control: SampleValues, keys_of: KeysOf, names: Sequence[
     keys = [key for order in orders for key in order]
     if share_among(keys, control.positions) < 1 - FEW or any(is_repetitive(Counter(order)) for order in orders):
         return None
-    steps = [
-        (epoch, (rank, step.worker), step)
-        for epoch, of_ranks in enumerate(run.epochs)
-        for rank, log in enumerate(of_ranks)
-        for step in log.steps
-    ]
     texts = []
     for name in (name for name in names if name in control.fields):
         values = control.fields[name]
         rows = [
-            (epoch, worker, values[key], value)
-            for epoch, worker, step in steps
+            (epoch, (rank, step.worker), values[key], value)
+            for epoch, of_ranks in enumerate(run.epochs)
+            for rank, log in enumerate(of_ranks)
+            for step in log.steps
             for key, value in zip(keys_of(step), step.fields.get(name, ()), strict=False)
             if key in values
         ]

@@ -127,8 +127,7 @@ def remove_padding(steps: Sequence[Step]) -> None:
 
     A field is padded with the most common element of runs of two or more at an end.
     """
-    names = {name for step in steps for name in step.fields}
-    for name in names:
+    for name in {name for step in steps for name in step.fields}:
         ends: Counter[tuple[str, int]] = Counter()
         for step in steps:
             for end in (name, f"{name}<"):
@@ -295,8 +294,7 @@ class RunLog:
     def cut(self) -> list[EpochLog]:
         """The first epoch of each rank, if it was cut on any."""
         first = [rank.epochs[0] for rank in self.ranks if rank.epochs]
-        complete = len(first) == len(self.ranks)
-        return first if complete and any(epoch.cut for epoch in first) else []
+        return first if len(first) == len(self.ranks) and any(epoch.cut for epoch in first) else []
 
     @property
     def steps(self) -> Iterator[Step]:

@@ -13,7 +13,8 @@ from rankfeed.diagnostics.batch_columns import columns
 from rankfeed.diagnostics.doctor import rows as shapes
 from rankfeed.diagnostics.doctor.records import CollatedAlone, ReadAgain, Step
 from rankfeed.diagnostics.generators import global_generators, is_generator, set_state, state_of
-from rankfeed.diagnostics.tagged import Origin, origin_of
+from rankfeed.diagnostics.samplers import attribute
+from rankfeed.diagnostics.tagged import Origin
 
 #: Batches that are read again, if that takes no longer than this many seconds.
 BATCHES, _SECONDS = 4, 1.0
@@ -26,8 +27,8 @@ def reread(loader: Any, waited: float, *, copies: bool = True) -> Iterator[ReadA
 
     ``waited``: seconds that a batch took; ``copies``: whether the dataset may be copied.
     """
-    origin = origin_of(loader)
-    if origin is None or not origin.kept:
+    origin = attribute(loader, "collate_fn")
+    if not isinstance(origin, Origin) or not origin.kept:  # not recorded
         return
     origin.kept[max(1, int(_SECONDS / max(waited, 1e-6))) :] = []
     generators = _generators(origin)

@@ -98,10 +98,9 @@ def workers(runs: Sequence[RunLog], cpus: int) -> Iterator[Finding]:
             yield finding("too-many-workers", "note", what, text)
 
 
-def cpus(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> int:
+def cpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
     """CPUs that this process may use, at least 1: the least of affinity, cgroup v2 and Slurm."""
-    environ = os.environ if environ is None else environ
-    found = [float(len(os.sched_getaffinity(0)))]
+    found = [len(os.sched_getaffinity(0))]
     with suppress(KeyError, ValueError):
         found.append(int(environ["SLURM_CPUS_PER_TASK"]))
     with suppress(OSError, ValueError):
@@ -111,4 +110,4 @@ def cpus(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> in
             with suppress(OSError, ValueError):  # "max" is no number
                 quota, period = map(int, (folder / "cpu.max").read_text().split())
                 found.append(-(-quota // period))
-    return max(1, int(min(found)))
+    return max(1, min(found))
