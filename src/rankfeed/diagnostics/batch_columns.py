@@ -22,10 +22,9 @@ def columns(batch: Any, rows: int | None = None) -> dict[str, Column]:
 
     A batch that contains itself, or is nested without end, has none.
     """
-    try:
+    with suppress(RecursionError):
         return _columns(batch, rows)
-    except RecursionError:
-        return {}
+    return {}
 
 
 def _columns(batch: Any, rows: int | None) -> dict[str, Column]:
@@ -111,7 +110,7 @@ def _samples(batch: Any, rows: int | None) -> Column | None:
     arrays = [tuple(each.shape) for each in batch if hasattr(each, "shape") and len(each.shape)]
     if len(arrays) == len(batch):
         if rows is not None:
-            return None if len(arrays[0]) and {shape[0] for shape in arrays} == {rows} else batch
+            return None if {shape[0] for shape in arrays} == {rows} else batch
         first = Counter(shape[0] for shape in arrays)
         images = len({*arrays}) == 1 and len(arrays[0]) == 3 and arrays[0][0] in (1, 3, 4)
         return batch if len(batch) > 2 and (images or 2 * max(first.values()) < len(batch)) else None

@@ -219,7 +219,7 @@ class RunCounter:
 
     def _is_in_order(self, rank: int, epoch: EpochLog) -> bool | None:
         """Whether a rank does not shuffle; None if its keys are names that may be in any order."""
-        built = next((log.built for log in self._run.ranks if log.rank == rank), None)
+        built = self._run.ranks[rank].built
         shuffles = None if built is None else built.traits.shuffles
         keys = epoch.order(IDENTITY.of)
         distinct = len({*keys})
