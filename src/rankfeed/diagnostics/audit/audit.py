@@ -241,14 +241,13 @@ class Universe:
 
     def names(self, keys: Sequence[Any]) -> tuple[str, ...]:
         """Keys for people."""
-        names: dict[Any, str] = {}
-        if keys and isinstance(keys[0], bytes) and self.kind == "S":
-            for start, chunk in zip(range(0, self.size, _CHUNK), self.chunks(), strict=True):
-                for row in np.flatnonzero(np.isin(chunk, np.array(keys, chunk.dtype))).tolist():
-                    names[chunk[row]] = repr(self._values[start + row])
-        return tuple(
-            names.get(key, f"content {key[:8].hex()}" if isinstance(key, bytes) else str(key)) for key in keys
-        )
+        if not keys or not isinstance(keys[0], bytes):
+            return tuple(map(str, keys))
+        names = {key: f"content {key[:8].hex()}" for key in keys}
+        for number, chunk in enumerate(self.chunks() if self.kind == "S" else ()):
+            for row in np.flatnonzero(np.isin(chunk, np.array(keys, chunk.dtype))).tolist():
+                names[chunk[row]] = repr(self._values[number * _CHUNK + row])
+        return tuple(names.values())
 
 
 class AuditProcesses:
