@@ -114,14 +114,13 @@ def judge_samples(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator
     if facts.keys == "none":
         yield finding("not-counted", "unproven", "samples cannot be distinguished, so they are not counted")
         return
-    digests = [epoch.missing_digest for epoch in epochs]
+    lacks = len({epoch.missing_digest for epoch in epochs})
     #: Whether all epochs lack the same samples, or each of them others.
-    same_lack = len(epochs) > 1 and len({*digests}) == 1
-    other_lack = len(epochs) > 1 and len({*digests}) == len(epochs)
+    same, other = lacks == 1 < len(epochs), lacks == len(epochs) > 1
     for epoch in epochs:
         findings = [*_excess(epoch, facts)]
         if all(each.severity != "error" for each in findings):
-            findings += _lack(epoch, facts, same=same_lack, other=other_lack)
+            findings += _lack(epoch, facts, same=same, other=other)
         pads = not epoch.repeated or _is_padding(epoch, facts)
         # Samples that only repeat, or only lack, show even in fields that samples have in common.
         is_one_sided = pads != ((epoch.missing or 0) <= _limit(epoch, facts))

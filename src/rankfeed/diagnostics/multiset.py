@@ -174,8 +174,7 @@ def _locate(
     for part, deliveries in zip(parts.tolist(), times.tolist(), strict=True):
         counts.repeated[divmod(part, 1 << 32)] = deliveries
     last_steps = np.array([len(log.workers) - 1 for log in logs])
-    at_end, times = np.unique(ranks[again & (steps == last_steps[ranks])], return_counts=True)
-    counts.repeated_at_end.update(dict(zip(at_end.tolist(), times.tolist(), strict=True)))
+    counts.repeated_at_end.update(ranks[again & (steps == last_steps[ranks])].tolist())
     for key in np.flatnonzero(excess)[:EXAMPLES].tolist():
         start, end = starts[key : key + 2].tolist()
         first = slice(start, min(end, start + _PLACES))

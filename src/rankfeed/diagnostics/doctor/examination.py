@@ -10,7 +10,7 @@ from typing import Any
 from rankfeed._util.validate import check_choice, check_int, check_optional, check_seconds, invalid
 from rankfeed.diagnostics.doctor.diagnosis import diagnose
 from rankfeed.diagnostics.doctor.processes import run_job
-from rankfeed.diagnostics.doctor.records import IMPORT, Job, RunLog
+from rankfeed.diagnostics.doctor.records import Job, Phase, RunLog
 from rankfeed.diagnostics.doctor.resources import cpus
 from rankfeed.diagnostics.findings import Finding, Judged
 from rankfeed.errors import ArgumentError
@@ -148,7 +148,7 @@ def examine(
     with tempfile.TemporaryDirectory(prefix="rankfeed-doctor-") as states:
         first = run(states=states)
         failures = [rank.failure for rank in first.ranks if rank.failure is not None]
-        at_import = [failure for failure in failures if (failure.kind, failure.phase) == ("raised", IMPORT)]
+        at_import = [failure for failure in failures if (failure.kind, failure.phase) == ("raised", Phase.IMPORT)]
         if len(at_import) == ranks:
             found = "\n".join([at_import[0].detail, *at_import[0].output[-6:]])
             raise ArgumentError("the factory cannot be imported", found=found, where=name)

@@ -9,7 +9,7 @@ from operator import ne
 from rankfeed.diagnostics.batch_columns import LOCAL
 from rankfeed.diagnostics.doctor.kinds import Kind
 from rankfeed.diagnostics.doctor.pairs import ROWS_APART
-from rankfeed.diagnostics.doctor.records import IDS, STATE, CollatedAlone, RowKey, RunLog, remove_padding
+from rankfeed.diagnostics.doctor.records import CollatedAlone, Phase, RowKey, RunLog, remove_padding
 from rankfeed.diagnostics.findings import Finding, Severity, finding
 from rankfeed.errors import listed
 
@@ -34,7 +34,7 @@ def failures(runs: Sequence[RunLog], controls: Sequence[RunLog], resumed: Sequen
             yield from _failures(run)
     for run in resumed:
         elsewhere = run.job.ranks != runs[0].job.ranks
-        yield from _failures(run, "note" if elsewhere and _raised(run, STATE) else "error")
+        yield from _failures(run, "note" if elsewhere and _raised(run, Phase.STATE) else "error")
     if runs[0].ok or not any(run.ranks[0].epochs for run in runs):
         for run in controls[:1] if working else ():
             yield from _failures(run, "unproven", ", with one rank only")
@@ -56,7 +56,7 @@ def _failures(run: RunLog, severity: Severity = "error", only: str = "") -> Iter
         if failure.kind == "died" or worker_died:
             what = "a worker process died" if failure.kind == "raised" else "a rank died"
             yield finding("process-died", severity, f"{what}{only}", *evidence)
-        elif failure.phase == IDS:
+        elif failure.phase == Phase.IDS:
             unproven = "unproven" if severity == "error" else severity
             yield finding("no-ids", unproven, "batches do not have the declared ids", *evidence)
         elif failure.kind == "hangs":

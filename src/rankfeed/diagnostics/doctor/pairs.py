@@ -13,7 +13,7 @@ from rankfeed.diagnostics.doctor.consistency import (
     sample_values,
     share_among,
 )
-from rankfeed.diagnostics.doctor.records import EpochLog, KeysOf, RowKey, RunLog, Step, ids_of, indices_of
+from rankfeed.diagnostics.doctor.records import EpochLog, KeysOf, RunLog, Step, ids_of, indices_of
 from rankfeed.diagnostics.findings import Finding, finding
 from rankfeed.diagnostics.judge import ENOUGH
 from rankfeed.diagnostics.keys import hashes
@@ -144,23 +144,18 @@ def exchanged_by_epoch(controls: Sequence[RunLog]) -> Iterator[Finding]:
         values = [value for column in columns for batch in column for value in batch]
         if len(values) != len(keys) or all(step.fields[name] == hashes(ids_of(step)) for step in steps):
             continue  # the id itself
-        first: dict[RowKey, int] = {}
-        owners: dict[int, RowKey] = {}
-        rows = [
-            (first.setdefault(key, value), value, owners.setdefault(value, key) != key)
-            for key, value in zip(keys, values, strict=True)
-        ]
-        other, share = differing([(expected, value) for expected, value, _ in rows])
+        rows = [*zip(keys, values, strict=True)]
+        first = dict(reversed(rows))  # the first value of each id
+        owners = {value: key for key, value in reversed(rows)}  # the first id of each value
+        other, share = differing([(first[key], value) for key, value in rows])
+        of_other_ids = sum(owners[value] != key for key, value in rows if value != first[key])
         counts = [Counter(value for batch in column for value in batch) for column in columns]
+        changes_counts = is_repetitive(counts[0]) and any(count != counts[0] for count in counts)
         if not other:
             stays.append(counts)
         elif share is None or all(column == columns[0] for column in columns) or _are_places(steps, name):
             continue  # of the place in an epoch or batch
-        elif (
-            share <= _OTHER
-            or sum(of_other for expected, value, of_other in rows if value != expected) < (1 - FEW) * len(other)
-            or (is_repetitive(counts[0]) and any(count != counts[0] for count in counts))
-        ):
+        elif share <= _OTHER or of_other_ids < (1 - FEW) * len(other) or changes_counts:
             return  # random
         else:
             changes[name] = len(other), counts

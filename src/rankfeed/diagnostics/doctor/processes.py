@@ -20,7 +20,7 @@ from rankfeed._util.workers import Payload, PeerGoneError, WorkerPool
 from rankfeed._util.workers.channel import poll_descriptors
 from rankfeed._util.workers.pool import Worker
 from rankfeed.diagnostics.doctor.rank import run_rank
-from rankfeed.diagnostics.doctor.records import START, Job, RankLog, RunFailure, RunLog
+from rankfeed.diagnostics.doctor.records import Job, Phase, RankLog, RunFailure, RunLog
 from rankfeed.errors import WorkerError
 
 #: What is imported once, before ranks are forked.
@@ -100,7 +100,7 @@ def run_job(job: Job, preload: Sequence[str] = ()) -> RunLog:
                 with suppress(OSError):
                     if each.output.stat().st_size > _OUTPUT:
                         os.truncate(each.output, 0)  # it is opened to append
-                limit = _CONNECT if each.log.phase == START else job.timeout + job.step_seconds
+                limit = _CONNECT if each.log.phase == Phase.START else job.timeout + job.step_seconds
                 limit = min(limit, _AFTER_A_FAILURE) if failed else limit
                 if (silent := time.monotonic() - each.heard) > limit:
                     detail, stack = f"nothing came for {silent:.0f} s", each.current_stack()

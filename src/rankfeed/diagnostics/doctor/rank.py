@@ -24,19 +24,7 @@ from rankfeed._util.workers import Channel
 from rankfeed.diagnostics.batch_columns import columns
 from rankfeed.diagnostics.doctor import inspection
 from rankfeed.diagnostics.doctor import rows as shapes
-from rankfeed.diagnostics.doctor.records import (
-    IDS,
-    IMPORT,
-    START,
-    STATE,
-    Built,
-    Event,
-    Job,
-    Record,
-    RowKey,
-    RunFailure,
-    Step,
-)
+from rankfeed.diagnostics.doctor.records import Built, Event, Job, Phase, Record, RowKey, RunFailure, Step
 from rankfeed.diagnostics.doctor.rereading import BATCHES, reread
 from rankfeed.diagnostics.keys import USUAL, Key, ids_in, key_array, required_ids
 from rankfeed.diagnostics.samplers import attribute
@@ -79,7 +67,7 @@ def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
             reader.read()
         report(Event("done"))
     except BaseException as error:  # SystemExit of the user's code, too
-        ours = reader.phase == IDS and isinstance(error, AuditError)
+        ours = reader.phase == Phase.IDS and isinstance(error, AuditError)
         text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()
         # From the user's code on; what a DataLoader's worker raised has its traceback in the text.
         first = None if ours or "\nOriginal Traceback" in text else error.__traceback__
@@ -97,7 +85,7 @@ class LoaderReader:
 
     def __init__(self, job: Job, rank: int, report: Callable[[Record], object]) -> None:
         self.job, self.rank, self.report = job, rank, report
-        self.phase = START
+        self.phase: str = Phase.START
         self._key: Key | None = job.key
         self._subset: list[int] | None = None
         self._seconds_of_a_batch = 0.0  # the last one
@@ -123,7 +111,7 @@ class LoaderReader:
         torch.multiprocessing.set_start_method(self.job.start_method, force=True)
 
     def read(self) -> None:
-        self._enter(IMPORT)
+        self._enter(Phase.IMPORT)
         factory = import_function(self.job.factory)
         gc.freeze()  # so that a collection in a forked worker does not copy these pages
         loader, built = self._build(factory, 0)
@@ -132,7 +120,7 @@ class LoaderReader:
         if self.job.resume is not None:
             import torch
 
-            self._enter(STATE)
+            self._enter(Phase.STATE)
             states = sorted(Path(self.job.resume).glob("*.pt"), key=lambda path: int(path.stem))
             loader.load_state_dict(torch.load(states[self.rank % len(states)], weights_only=False))
         for epoch in range(self.job.epochs):
@@ -198,8 +186,7 @@ class LoaderReader:
         state: bytes | None = None
         start = time.perf_counter()
         for steps, batch in enumerate(iter(loader), 1):
-            waited = time.perf_counter() - start
-            self._seconds_of_a_batch = waited
+            self._seconds_of_a_batch = waited = time.perf_counter() - start
             if state is not None:  # there is a batch to resume with
                 Path(str(job.states), f"{self.rank}.pt").write_bytes(state)
                 self.report(Event("state", steps - 1))
@@ -239,7 +226,7 @@ class LoaderReader:
     def _step(self, batch: Any, waited: float) -> Step:
         origin = batch if isinstance(batch, Tagged) else Tagged(batch, None)
         batch, indices = origin.batch, origin.indices
-        before, self.phase = self.phase, IDS
+        before, self.phase = self.phase, Phase.IDS
         ids = self._ids(batch)
         self.phase = before
         fields = columns(batch, len(indices) if indices is not None else None)

@@ -3,14 +3,22 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 from rankfeed.diagnostics.deliveries import LoaderTraits
 
-#: Phases of a rank that decide what a failure means.
-START, IMPORT, STATE, IDS = "starting", "importing the factory", "loading the state", "reading the ids"
 #: What identifies a row: its id, its index in the dataset, or a hash.
 RowKey = int | str
+
+
+class Phase(StrEnum):
+    """Phases of a rank that decide what a failure means; others are any text."""
+
+    START = "starting"
+    IMPORT = "importing the factory"
+    STATE = "loading the state"
+    IDS = "reading the ids"
 
 
 @dataclass(frozen=True)
@@ -233,7 +241,7 @@ class RankLog:
     state_after: int | None = None
     failure: RunFailure | None = None
     done: bool = False
-    phase: str = START
+    phase: str = Phase.START
 
     @property
     def whole(self) -> list[EpochLog]:
