@@ -83,14 +83,12 @@ def _row_count(batch: Any, rows: int | None) -> int | None:
     lengths: Counter[int] = Counter()
     seconds: list[int] = []  # dimensions after another one, which may be time
     for field in fields:
+        values = [_entries(leaf) for _, leaf in _leaves(field)]
         shapes = [len(field)] if isinstance(field, (list, tuple)) else []
-        second: list[int] = []
-        for _, leaf in _leaves(field):
-            value = _entries(leaf)
-            shapes += [len(value)] if value is not None else []
-            second += value.shape[1:2] if isinstance(value, np.ndarray) else ()
+        shapes += [len(value) for value in values if value is not None]
         lengths.update([*dict.fromkeys(shapes)])
-        seconds += {*second}.difference(shapes)
+        second = {size for value in values if isinstance(value, np.ndarray) for size in value.shape[1:2]}
+        seconds += second.difference(shapes)
     lengths.update(length for length in seconds if length in lengths)
     if rows in lengths or rows in seconds:
         return rows

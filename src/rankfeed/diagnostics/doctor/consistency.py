@@ -65,9 +65,8 @@ def sample_values(epochs: Iterable[EpochLog], keys_of: KeysOf) -> SampleValues:
                 rows[step.worker] += 1
             for name, column in step.fields.items():
                 values = fields.setdefault(name, {})
-                if len(column) != len(keys) or any(
-                    values.setdefault(key, value) != value for key, value in zip(keys, column, strict=True)
-                ):
+                rows_of = zip(keys, column, strict=True)
+                if len(column) != len(keys) or any(values.setdefault(key, new) != new for key, new in rows_of):
                     changing.add(name)
     kept = {name for name, values in fields.items() if values.keys() == positions.keys()} - changing
     return SampleValues({name: fields[name] for name in sorted(kept)}, positions, order)

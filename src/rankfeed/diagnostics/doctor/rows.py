@@ -80,15 +80,11 @@ def all_ends(found: Mapping[str, Column]) -> dict[str, list[tuple[int, int, int]
 
 def tokens(found: Mapping[str, Column]) -> tuple[list[int], int]:
     """Shingles and number of tokens of the integer sequences, of the most varied field if there are several."""
-    best: list[npt.NDArray[Any]] = []
+    sequences: list[list[npt.NDArray[Any]]] = []
     for column in found.values():
         rows = [row for row in column if isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "iu"]
-        long = len(rows) == len(column) and rows and max(map(len, rows)) >= 2 * _TOKENS
-        if long and (not best or _variety(rows) > _variety(best)):
-            best = rows
+        if len(rows) == len(column) and rows and max(map(len, rows)) >= 2 * _TOKENS:
+            sequences.append(rows)
+    best = max(sequences, key=lambda rows: len(np.unique(np.concatenate(rows))), default=[])
     trimmed = [row[: len(row) - run + 1] for row in best if len(row) for _, _, run in ends([row])]
     return [key for row in trimmed for key in shingles_of(row)], sum(map(len, trimmed))
-
-
-def _variety(rows: Column) -> int:
-    return len(np.unique(np.concatenate(rows)))
