@@ -264,12 +264,13 @@ def _unknown(epoch: EpochReport, facts: JudgedFacts, *, explained: bool) -> Iter
 def _same_sequences(epoch: EpochReport, facts: JudgedFacts) -> Iterator[Finding]:
     """Ranks, or workers of a rank, that read the same samples in the same order."""
     what = "the same samples are read in the same order"
-    are_equal = facts.keys == "ids" or (facts.expectation == "control" and facts.exact)  # samples of equal keys
+    # Whether equal keys mean that a sample was delivered again.
+    is_certain = facts.keys == "ids" or (facts.expectation == "control" and facts.exact)
 
     def is_telling(length: int) -> bool:
         if facts.keys == "ids" and not facts.traits.replaces:
             return True
-        return length >= ENOUGH and epoch.unique >= (ENOUGH if are_equal else _DIFFERENT * length)
+        return length >= ENOUGH and epoch.unique >= (ENOUGH if is_certain else _DIFFERENT * length)
 
     # Of one sample each, padding repeats one on another rank.
     ranks = _alike({rank.rank: rank.order for rank in epoch.ranks if rank.samples > 1 and rank.order})

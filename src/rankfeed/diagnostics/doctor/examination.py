@@ -149,7 +149,7 @@ def examine(
         first = run(states=states)
         failures = [rank.failure for rank in first.ranks if rank.failure is not None]
         at_import = [failure for failure in failures if (failure.kind, failure.phase) == ("raised", Phase.IMPORT)]
-        if len(at_import) == ranks:
+        if len(at_import) == len(first.ranks):
             found = "\n".join([at_import[0].detail, *at_import[0].output[-6:]])
             raise ArgumentError("the factory cannot be imported", found=found, where=name)
         runs, controls, resumed = [first], [], []
