@@ -187,10 +187,8 @@ class RunCounter:
         """Groups of ranks that may share samples: peers count once, and ranks that read everything alone."""
         orders = [[epoch.order(self._kind.of) for epoch in of_rank] for of_rank in zip(*epochs, strict=True)]
         kept = [rank for rank, order in enumerate(orders) if order not in orders[:rank]]
-        totals = [self._kind.total([epochs[0][rank]]) for rank in kept]
-        whole = expected is not None and all(
-            2 * (expected[0] - total).total() < expected[0].total() for total in totals
-        )
+        due: Counter[RowKey] = expected[0] if expected else Counter()
+        whole = all(2 * (due - Counter(orders[rank][0])).total() < due.total() for rank in kept)
         groups = [[rank] for rank in kept] if whole else [kept]
         return [[[of_epoch[rank] for rank in group] for of_epoch in epochs] for group in groups]
 
@@ -210,11 +208,10 @@ class RunCounter:
             deliveries.append(Keys(keys, np.arange(len(keys))))
             figures.append(record.figures(rank, self._is_in_order(rank, epoch)))
             logs.append(record.steps)
-        due, times = self._encode(expected or (), "of the universe"), None
-        if expected:
-            order = np.argsort(due)
-            due, times = due[order], np.fromiter(expected.values(), np.int64)[order]
-        counts = count(deliveries, logs, due, times)
+        due = self._encode(expected or (), "of the universe")
+        order = np.argsort(due)
+        times = np.fromiter(expected.values(), np.int64)[order] if expected else None
+        counts = count(deliveries, logs, due[order], times)
         return report_of(epochs[0].epoch, counts, figures, logs, keyed=expected is not None, names=self._names_of)
 
     def _is_in_order(self, rank: int, epoch: EpochLog) -> bool | None:
