@@ -111,10 +111,8 @@ def conflicts(logs: Sequence[RunLog]) -> dict[tuple[int, int], str]:
         differences = (_difference(name, *pair, elsewhere=True) for pair in combinations(readings.values(), 2))
         if any(difference is not None and difference < _SAME for difference in differences):
             sure.add(name)
-    texts: dict[tuple[int, int], str] = {}
-    if not sure:
-        shuffled = (run for run, log in enumerate(logs) if _shuffles_samples(log))
-        texts = {(run, run): f"{logs[run].job.name}: indices change in each epoch" for run in shuffled}
+    shuffled = [run for run, log in enumerate(logs) if not sure and _shuffles_samples(log)]
+    texts = {(run, run): f"{logs[run].job.name}: indices change in each epoch" for run in shuffled}
     like: dict[tuple[int, int, int], dict[bool, int]] = {}
     for ((run, rank), one), ((other_run, other_rank), other) in combinations(readings.items(), 2):
         # Without such fields, only processes that read in the same order, and so draw the same, are compared.
