@@ -9,7 +9,7 @@ from operator import ne
 from rankfeed.diagnostics.batch_columns import LOCAL
 from rankfeed.diagnostics.doctor.kinds import Kind
 from rankfeed.diagnostics.doctor.pairs import ROWS_APART
-from rankfeed.diagnostics.doctor.records import CollatedAlone, Phase, RowKey, RunLog, remove_padding
+from rankfeed.diagnostics.doctor.records import CollatedAlone, Phase, RowKey, RunLog, indices_of, remove_padding
 from rankfeed.diagnostics.findings import Finding, Severity, finding
 from rankfeed.errors import listed
 
@@ -112,15 +112,13 @@ def dropped(run: RunLog) -> Iterator[Finding]:
     """Batches of fewer rows than samples given to collate unless collate packs samples into rows."""
     steps = [(rank, step) for rank in run.ranks for epoch in rank.epochs for step in epoch.steps]
     known = [(rank, step) for rank, step in steps if step.indices is not None and step.rows is not None]
-    fewer = [(rank, step) for rank, step in known if (step.rows or 0) < len(step.indices or ())]
+    fewer = [(rank, step) for rank, step in known if (step.rows or 0) < len(indices_of(step))]
     surely = [(rank, step) for rank, step in fewer if step.dropped]
     if found := surely or (fewer if 2 * len(fewer) <= len(known) else []):
         rank, step = found[0]
-        indices = listed([str(index) for index in step.indices or ()])
-        text = (
-            f"{run.job.name}, rank {rank.rank}: {len(step.indices or ())} samples (indices {indices}) became "
-            f"{step.rows} rows; {len(found)} such batches"
-        )
+        samples = indices_of(step)
+        became = f"{len(samples)} samples (indices {listed([*map(str, samples)])}) became {step.rows} rows"
+        text = f"{run.job.name}, rank {rank.rank}: {became}; {len(found)} such batches"
         yield finding("missing-samples", "error", "collate drops samples", text)
 
 
@@ -188,7 +186,7 @@ def _sorted_keys(read: CollatedAlone, names: Sequence[str]) -> tuple[list[list[i
 def copied_rows(run: RunLog) -> Iterator[Finding]:
     """Batches whose rows are all the same, though their samples are not: a buffer that all of them use."""
     steps = [step for step in run.steps if (step.rows or 0) > 1 and step.fields]
-    are_copies = all(len({*step.content}) == 1 and len({*(step.indices or ())}) > 1 for step in steps)
+    are_copies = all(len({*step.content}) == 1 and len({*indices_of(step)}) > 1 for step in steps)
     if len(steps) >= 3 and are_copies and len({step.content[0] for step in steps}) > 1:
         text = f"{run.job.name}: in all {len(steps)} batches of several samples"
         what = "the rows of a batch are copies of one of its samples"
