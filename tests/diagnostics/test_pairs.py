@@ -262,6 +262,20 @@ class Cached(Texts):
         return kept, index % 5
 
 
+class Counting(Texts):
+    """The first token counts the reads of all items, which is no random generator."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> Any:
+        Counting.reads += 1
+        return torch.cat([torch.tensor([Counting.reads]), self.tokens[index]]), index % 5
+
+
+def test_items_that_differ_when_read_again_are_unproven_if_only_one_control_run_finished() -> None:
+    assert said(read(Counting(), padded)[1:]) == [("reads-differ", "unproven")]
+
+
 @pytest.mark.parametrize("dataset", [Scaled, Cached])
 def test_a_dataset_whose_items_change_when_they_are_read_is_an_error(dataset: type[Texts]) -> None:
     assert said(read(dataset(), padded)) == [("reads-differ", "error")]
