@@ -176,13 +176,13 @@ def test_what_is_expected_before_the_size_of_a_chunk_is_known_is_decoded_as_soon
 def test_an_error_reaches_everybody_who_waits_for_the_chunk() -> None:
     cache, waiting = ChunkCache(1 << 20), threading.Barrier(4)
 
-    def load() -> dict[str, ColumnBuffer]:
+    def load(index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         raise SourceError("no such chunk", where="chunk 3")
 
     def ask(_: int) -> str:
         waiting.wait(10)
         with pytest.raises(SourceError) as raised:
-            cache.get(3, load)
+            cache.get((3, ()), load)
         return str(raised.value)
 
     with ThreadPoolExecutor(4) as pool:
@@ -200,7 +200,7 @@ def test_a_damaged_chunk_met_ahead_of_need_is_told_when_it_is_needed() -> None:
 
 def _finds(cache: ChunkCache, queue: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
-        queue.put(list(pool.map(lambda key: cache.find([key], [1]), "abcd")))
+        queue.put(list(pool.map(lambda index: cache.find([(index, ())], [1]), range(4))))
 
 
 def test_threads_of_a_child_go_on_though_the_parent_held_the_lock() -> None:

@@ -68,10 +68,9 @@ class ShardedSampler:
         tail: Literal["even", "drop"] = "even",
         topology: Topology | None = None,
     ) -> None:
-        shuffle = check_bool("shuffle", shuffle)
+        self.shuffle = check_bool("shuffle", shuffle)
         self.tail: Literal["even", "drop"] = check_choice("tail", tail, ("even", "drop"))
         need("lance.sampler", extra="lance").Sampler.register(type(self))
-        self.shuffle = shuffle
         self.run = check_optional(check_int, "run", run, at_least=1, at_most=2**62)
         self.seed = check_int("seed", seed)
         self._topology = LazyTopology(topology)

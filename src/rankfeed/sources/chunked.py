@@ -12,11 +12,10 @@ import threading
 import warnings
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from math import inf
 from typing import Any, Literal, Self
@@ -32,6 +31,9 @@ from rankfeed.columns.columns import Column, ColumnBuffer, columns_from_buffers
 from rankfeed.sources.source import GLOBAL_SHUFFLE_BYTES, Int64, Source, check_columns, check_ids, starts_of
 
 Chunk = Mapping[str, ColumnBuffer]
+#: Number of a chunk, and names of its columns.
+Key = tuple[int, tuple[str, ...]]
+Load = Callable[[int, tuple[str, ...]], Chunk]
 
 #: A chunk is stale after this many of its average intervals between requests.
 _STALE_INTERVALS = 8
@@ -125,7 +127,7 @@ class ChunkedSource(Source):
                     single.append((rows + self._chunk_starts[index], slots))
                     continue
             groups.append((index, rows, slots))
-            chunks.append(chunk or self._cache.get((index, names), self._loader(index, names)))
+            chunks.append(chunk or self._cache.get((index, names), self._load_chunk))
         if single:  # rows of chunks that are not worth decoding, in one call
             unique, places = np.unique(np.concatenate([rows for rows, _ in single]), return_inverse=True)
             slots = None if single[0][1] is None else np.concatenate([positions for _, positions in single])
@@ -153,17 +155,14 @@ class ChunkedSource(Source):
             # Most batches lie in one chunk.
             needed = chunks[:1] if (chunks == chunks[:1]).all() else np.unique(chunks)
             for index in needed.tolist():
-                if not self._cache.prefetch((index, columns), self._loader(index, columns)):
+                if not self._cache.prefetch((index, columns), self._load_chunk):
                     break
 
     def _prefetch_announced(self) -> None:
         """Prefetch the chunks that are needed next, as far as that is cheap."""
         for index, names in self._cache.announced(_CHUNKS_AHEAD):
             if self._can_prefetch(index, names):
-                self._cache.prefetch((index, names), self._loader(index, names))
-
-    def _loader(self, index: int, names: tuple[str, ...]) -> Callable[[], Chunk]:
-        return partial(self._load_chunk, index, names)
+                self._cache.prefetch((index, names), self._load_chunk)
 
 
 class CacheLookups(threading.local):
@@ -208,22 +207,22 @@ class ChunkCache:
         self.max_bytes = max_bytes
         self.reserved = 0
         #: Chunks that will be requested, in this order: rows, and the number of rows announced before them.
-        self._announced: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
+        self._announced: OrderedDict[Key, tuple[int, int]] = OrderedDict()
         self._announced_rows = self._all_announced = 0
         #: In the order of eviction: chunks that were read completely, then by last request.
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._bytes = self._largest = self._now = self._live_evictions = 0
         #: Rows that were read of chunks that are not cached.
-        self._uncached_rows: dict[Hashable, int] = {}
+        self._uncached_rows: dict[Key, int] = {}
         init_in_each_process(self._init_process)
 
     def _init_process(self) -> None:
         """Create locks and threads; a forked child inherits the chunks only."""
         self._lock = threading.Lock()
         #: Chunks that are being decoded, or wait for it.
-        self._pending: dict[Hashable, Future[Chunk]] = {}
+        self._pending: dict[Key, Future[Chunk]] = {}
         #: Chunks to prefetch as soon as the size of one is known.
-        self._deferred: dict[Hashable, Callable[[], Chunk]] = {}
+        self._deferred: dict[Key, Load] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._callers: set[int] = set()
 
@@ -256,7 +255,7 @@ class ChunkCache:
             needed -= entry.nbytes
         return needed <= 0 or not self._entries
 
-    def find(self, keys: Sequence[Hashable], used: Sequence[int]) -> list[Chunk | None]:
+    def find(self, keys: Sequence[Key], used: Sequence[int]) -> list[Chunk | None]:
         """Cached chunks, None for others; counts the rows that the caller reads of each."""
         chunks: list[Chunk | None] = []
         cached = 0
@@ -277,7 +276,7 @@ class ChunkCache:
         LOOKUPS.so_far = hits + cached, total + sum(used)
         return chunks
 
-    def announce(self, keys: Sequence[Hashable], rows: Sequence[int], most_rows: int) -> None:
+    def announce(self, keys: Sequence[Key], rows: Sequence[int], most_rows: int) -> None:
         """Record rows that will be requested: their chunks are kept. The oldest are forgotten beyond a limit."""
         with self._lock:
             for key, count in zip(keys, rows, strict=True):
@@ -288,13 +287,13 @@ class ChunkCache:
             while self._announced_rows > most_rows and len(self._announced) > len(keys):
                 self._announced_rows -= self._announced.popitem(last=False)[1][0]
 
-    def announced(self, count: int) -> list[Any]:
+    def announced(self, count: int) -> list[Key]:
         """The chunks that are needed next and neither cached nor being decoded."""
         with self._lock:
             missing = (key for key in self._announced if key not in self._entries and key not in self._pending)
             return list(islice(missing, count))
 
-    def forget(self, keys: Sequence[Hashable], rows: Sequence[int]) -> None:
+    def forget(self, keys: Sequence[Key], rows: Sequence[int]) -> None:
         """Rows that were announced were read."""
         with self._lock:
             for key, count in zip(keys, rows, strict=True):
@@ -305,22 +304,22 @@ class ChunkCache:
                 else:
                     self._announced.pop(key, None)
 
-    def _next_use(self, key: Hashable) -> float:
+    def _next_use(self, key: Key) -> float:
         """When a chunk is needed next, compared with others; infinity if that is unknown."""
         return -1.0 if key in self._pending else self._announced.get(key, (0, inf))[1]
 
-    def is_pending(self, key: Hashable) -> bool:
+    def is_pending(self, key: Key) -> bool:
         """Whether a chunk is being decoded, or waits for it."""
         with self._lock:
             return key in self._pending
 
-    def peek(self, key: Hashable) -> Chunk | None:
+    def peek(self, key: Key) -> Chunk | None:
         """A chunk if it is cached; does not count as a request."""
         with self._lock:
             entry = self._entries.get(key)
             return None if entry is None else entry.chunk
 
-    def accepts(self, key: Hashable, nbytes: int) -> bool:
+    def accepts(self, key: Key, nbytes: int) -> bool:
         """Whether a chunk that was decoded on the way to another one replaces nothing of more use."""
         with self._lock:
             if key in self._entries:
@@ -337,8 +336,8 @@ class ChunkCache:
                     break  # expired chunks come first
             return excess <= 0
 
-    def get(self, key: Hashable, load: Callable[[], Chunk]) -> Chunk:
-        """A chunk, decoded by ``load`` unless another thread does; raises the errors of ``load``."""
+    def get(self, key: Key, load: Load) -> Chunk:
+        """A chunk, decoded by ``load(*key)`` unless another thread does; raises the errors of ``load``."""
         mine: Future[Chunk] = Future()
         pending: Future[Chunk] | None = None
         mine.set_running_or_notify_cancel()
@@ -360,7 +359,7 @@ class ChunkCache:
         finally:
             del mine, pending  # a cycle: the error refers to this frame
 
-    def prefetch(self, key: Hashable, load: Callable[[], Chunk]) -> bool:
+    def prefetch(self, key: Key, load: Load) -> bool:
         """Decode a chunk in the background; the reader that needs it meets the errors. False without capacity."""
         with self._lock:
             if key in self._entries or key in self._pending:
@@ -376,9 +375,9 @@ class ChunkCache:
             self._pending[key] = self._pool.submit(self._load, key, load)
             return True
 
-    def _load(self, key: Hashable, load: Callable[[], Chunk]) -> Chunk:
+    def _load(self, key: Key, load: Load) -> Chunk:
         try:
-            chunk = load()
+            chunk = load(*key)
             self.insert(key, chunk)
             return chunk
         finally:
@@ -391,7 +390,7 @@ class ChunkCache:
             except RuntimeError as error:  # the interpreter is about to exit
                 reraise_interrupt(error)
 
-    def insert(self, key: Hashable, chunk: Chunk, requests: int = 1) -> None:
+    def insert(self, key: Key, chunk: Chunk, requests: int = 1) -> None:
         """Keep a chunk; one that was decoded on the way to another one has no ``requests``."""
         nbytes = sum(stored.nbytes for stored in chunk.values())
         rows = max(1, max((stored.rows for stored in chunk.values()), default=0))

@@ -165,10 +165,9 @@ def _is_pyg(paths: list[str]) -> bool:
 
 def processed_folder(path: Path) -> Path | None:
     """The directory of processed graphs, if this is one or has one."""
+    names = (*_PYG_SIDE_FILES, "data.pt", "sqlite.db")
     for folder in (path / "processed", path):
-        if folder.is_dir() and any(
-            (folder / name).is_file() for name in (*_PYG_SIDE_FILES, "data.pt", "sqlite.db")
-        ):
+        if any((folder / name).is_file() for name in names):
             return folder
     return None
 

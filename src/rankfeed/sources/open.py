@@ -9,7 +9,7 @@ from importlib import import_module
 from itertools import islice
 from typing import Any
 
-from rankfeed._util.validate import check_bool, check_columns_option, check_path
+from rankfeed._util.validate import check_bool, check_columns_option, check_optional, check_path
 from rankfeed.errors import ArgumentError, SourceError, listed
 from rankfeed.sources.formats import FORMATS, Format, check_format, detect_format, fitting_format
 from rankfeed.sources.paths import Paths, as_paths, escape, expand, files_in, natural, walk
@@ -61,8 +61,7 @@ def open(
     """
     allow_pickle = check_bool("allow_pickle", allow_pickle)
     columns = None if columns is None else check_columns_option(columns)
-    if cache_dir is not None:
-        cache_dir = check_path("cache_dir", cache_dir)
+    cache_dir = check_optional(check_path, "cache_dir", cache_dir)
     uri = as_paths(uri)
     for path in [uri] if isinstance(uri, (str, os.PathLike)) else uri:
         if "://" in str(path):

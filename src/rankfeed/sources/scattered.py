@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.pointers import Memory, Place, RowPointers
+from rankfeed.columns.pointers import Int64, Memory, Place, RowPointers
 from rankfeed.errors import CorruptError, MissingExtraError, RankfeedError, describe_error, with_where
 
 Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
 
 
 class ByteSlices(NamedTuple):

@@ -418,13 +418,12 @@ def _check_ids_or_mask(chosen: Any, size: int) -> Int64:
     ids = given.astype(np.int64)
     if not (ids[1:] > ids[:-1]).all():
         in_order = np.sort(ids)
-        repeated = np.flatnonzero(in_order[1:] == in_order[:-1])
+        repeated = in_order[1:][in_order[1:] == in_order[:-1]]
         if len(repeated):
-            twice = in_order[repeated[0]]
             raise ArgumentError(
                 "a sample is selected twice",
                 expected="each id once, as each sample is delivered once in an epoch",
-                found=f"{twice} at positions {np.flatnonzero(ids == twice)[:4].tolist()}",
+                found=f"{repeated[0]} at positions {np.flatnonzero(ids == repeated[0])[:4].tolist()}",
                 remedy="remove repeats (np.unique); rankfeed.concat of two selections delivers a sample twice",
             )
     return ids
@@ -530,10 +529,9 @@ def _matching_ids(
     source: Source, predicate: Callable[[Any], Any], columns: Sequence[str] | None, progress: bool
 ) -> Int64:
     """Ids of the samples for which the predicate is true."""
-    matching = []
+    mask = np.zeros(len(source), np.bool_)
     for ids, rows in scan(source, columns, "selecting", progress=progress):
-        mask = np.zeros(len(ids), np.bool_)
-        for row, (sample_id, sample) in enumerate(zip(ids.tolist(), rows.samples(), strict=True)):
+        for sample_id, sample in zip(ids.tolist(), rows.samples(), strict=True):
             try:
                 answer = predicate(sample)
             except Exception as error:
@@ -549,9 +547,8 @@ def _matching_ids(
                     where=f"sample {sample_id}",
                     remedy="return a comparison; for an array, .any() or .all() of it",
                 )
-            mask[row] = answer
-        matching.append(ids[mask])
-    return np.concatenate(matching)
+            mask[sample_id] = answer
+    return np.flatnonzero(mask)
 
 
 def class_labels(names: Sequence[object]) -> str:

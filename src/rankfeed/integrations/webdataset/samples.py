@@ -5,7 +5,6 @@ A DataLoader takes batches from its workers in turn, so the batches of a rank co
 of workers.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, get_args
@@ -27,13 +26,13 @@ from rankfeed.plan.permutation import Key, mix, permutation
 from rankfeed.plan.plan import Int64
 from rankfeed.plan.schedule import ScheduleTail
 from rankfeed.sources import Source, open
+from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import check_columns
 from rankfeed.topology import Topology
 
 #: Samples fetched in one call: enough to spread its cost, few enough for a quick first sample.
 _FETCH_SIZE = 64
 
-Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Bools = npt.NDArray[np.bool_]
 
 
@@ -76,7 +75,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
 
     def __init__(
         self,
-        urls_or_source: Urls | Source,
+        urls_or_source: Paths | Source,
         batch_size: int | None = None,
         *,
         shuffle: bool | str = False,
@@ -250,7 +249,7 @@ class Resampled(ShardedSamples):
 
     def __init__(
         self,
-        urls_or_source: Urls | Source,
+        urls_or_source: Paths | Source,
         batch_size: int | None = None,
         *,
         epoch_size: int | None = None,

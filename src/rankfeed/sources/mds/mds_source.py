@@ -110,7 +110,7 @@ class MdsSource(ChunkedSource):
     def _expect(self, ids: Int64, names: Sequence[str]) -> None:
         for index, _, _ in by_chunk(ids, self._chunk_starts):
             if self._shards[index].compression is not None:
-                self._cache.prefetch((index, ()), self._loader(index, ()))
+                self._cache.prefetch((index, ()), self._load_chunk)
 
     def _load_chunk(self, index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         shard = self._shards[index]
@@ -122,7 +122,7 @@ class MdsSource(ChunkedSource):
         shard = self._shards[index]
         if shard.compression is not None:
             (cached,) = self._cache.find([(index, ())], [used])
-            return (cached or self._cache.get((index, ()), self._loader(index, ())))[""]
+            return (cached or self._cache.get((index, ()), self._load_chunk))[""]
         return self.files.get(index, lambda data, _: read_shard(data, shard, check=self._check))
 
 

@@ -9,16 +9,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from rankfeed.columns.columns import ColumnBuffer
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.mds.mds_index import MdsShard
-from rankfeed.sources.scattered import rows_at
+from rankfeed.sources.scattered import Bytes, rows_at
 from rankfeed.sources.source import Int64
-
-Bytes = npt.NDArray[np.uint8]
 
 #: Names of codecs in an index, and in pyarrow.
 _CODECS = {"br": "brotli", "bz2": "bz2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}

@@ -283,13 +283,9 @@ def _load_member(
     start = info.header_offset + 30 + name_size + extra_size
     if local[:4] != b"PK\x03\x04" or start + info.file_size > len(data):
         raise CorruptError("the file is damaged", found="a wrong local header", where=member.where)
-    checksum = _checksum(data[start : start + info.file_size])
+    checksum = zlib.crc32(data[start : start + info.file_size].data)
     if checksum != info.CRC:
         raise CorruptError(
             "the file is damaged", expected=f"checksum {info.CRC:08x}", found=f"{checksum:08x}", where=member.where
         )
     return array_at(data, member.header, start)
-
-
-def _checksum(content: npt.NDArray[np.uint8]) -> int:
-    return zlib.crc32(content.data)

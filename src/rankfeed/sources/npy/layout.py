@@ -10,7 +10,7 @@ from rankfeed._util.validate import check_choice, check_name, check_names, check
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, printable
 from rankfeed.sources.concat import concat
 from rankfeed.sources.npy.arrays import ARRAY, Header, read_headers
-from rankfeed.sources.npy.rows import NumpyRowsSource, column_name
+from rankfeed.sources.npy.rows import NumpyRowsSource
 from rankfeed.sources.npy.samples import LABELS_OF_TABLE, Labels, NumpySamplesSource, numpy_files
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Source
@@ -94,7 +94,7 @@ def _find_layout(where: Paths, root: str, paths: Sequence[str], allow_pickle: bo
         return "samples"
     if no_samples is None:
         first = next(iter(headers.values()))
-        names = ", ".join(printable(column_name(path)) for path in paths)
+        names = ", ".join(printable(Path(path).stem) for path in paths)
         raise ArgumentError(
             "the .npy files can be read in two ways",
             expected='layout="samples" or layout="columns"',
@@ -149,5 +149,5 @@ def _why_no_columns(headers: dict[str, Header]) -> str | None:
             return f"there are no rows in {Path(other).name}"
         if header.shape[0] != first.shape[0]:
             return f"{header.shape[0]} rows in {Path(other).name}, {first.shape[0]} in {Path(path).name}"
-    names = {column_name(other) for other in headers}
+    names = {Path(other).stem for other in headers}
     return None if len(names) == len(headers) else "two files have the same name"

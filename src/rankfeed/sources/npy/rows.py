@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 from rankfeed._util.fork_safety import init_in_each_process
@@ -45,7 +46,7 @@ class NumpyRowsSource(Source):
         self._places: dict[str, tuple[int, str]] = {}
         for file, path in enumerate(self._paths):
             for array, header in read_headers(path, allow_pickle=allow_pickle).items():
-                name = column_name(path) if named_by_file else array
+                name = Path(path).stem if named_by_file else array
                 if name in headers:
                     raise SourceError(
                         "two columns have one name",
@@ -130,8 +131,3 @@ class NumpyRowsSource(Source):
                 loaded = load_arrays(self._paths[file], wanted, mapped=True, allow_pickle=self._allow_pickle)
                 self.files.opened(file)
                 self._arrays.update((wanted[array], values) for array, values in loaded.items())
-
-
-def column_name(path: str) -> str:
-    """The name of a file without its suffix: ``x_train`` for ``data/x_train.npy``."""
-    return os.path.splitext(os.path.basename(path))[0]
