@@ -80,8 +80,7 @@ class LoaderCheck(_callback_class()):  # type: ignore[misc]
         self._record_positions(trainer, _compat.positions_after_batch(trainer.fit_loop))
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        before = self._trained[1]
-        self._record_positions(trainer, _compat.positions_after_epoch_end(trainer.fit_loop, before))
+        self._record_positions(trainer, _compat.positions_after_epoch_end(trainer.fit_loop, self._trained[1]))
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         batches, positions = self._trained

@@ -91,25 +91,22 @@ class ConcatSource(SourceView):
     @cached_property
     def fields(self) -> Mapping[str, Field]:
         names = range(len(self.sources)) if self.names is None else map(repr, self.names)
-        labels = [
-            f"source {name}, {safe_repr(source, _MOST_SHOWN)}"
+        named = [
+            (f"source {name}, {safe_repr(source, _MOST_SHOWN)}", source)
             for name, source in zip(names, self.sources, strict=True)
         ]
-        fields = [source.fields for source in self.sources]
         kinds = [source.as_dicts for source in self.sources]
         if len(set(kinds)) > 1:
-            dicts, others = kinds.index(True), kinds.index(False)
+            (dicts, source), (others, _) = named[kinds.index(True)], named[kinds.index(False)]
             raise SourceError(
                 "columns are missing in one of the sources: its samples are not dicts of columns",
-                expected=f"{', '.join(map(repr, fields[dicts]))} as in {labels[dicts]}",
-                found=f"other samples in {labels[others]}",
+                expected=f"{', '.join(map(repr, source.fields))} as in {dicts}",
+                found=f"other samples in {others}",
                 remedy="return dicts from its Dataset's __getitem__, and columns=[...] with those that all have",
             )
-        agreed = agreed_fields(list(zip(labels, fields, strict=True)), self._wanted)
-        types = [source.logical_types for source in self.sources]
-        check_logical_types(
-            list(zip(labels, types, strict=True)), ["", *agreed] if self._wanted is None else agreed
-        )
+        agreed = agreed_fields([(label, source.fields) for label, source in named], self._wanted)
+        types = [(label, source.logical_types) for label, source in named]
+        check_logical_types(types, ["", *agreed] if self._wanted is None else agreed)
         return agreed
 
     @cached_property

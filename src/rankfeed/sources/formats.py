@@ -74,7 +74,6 @@ def _is_arrow_file(path: str) -> bool:
 
 
 def _is_saved_to_disk(paths: list[str]) -> bool:
-    """Whether this is a directory that `save_to_disk` wrote."""
     has_state = all(os.path.isfile(os.path.join(paths[0], name)) for name in (HF_STATE_NAME, HF_INFO_NAME))
     return has_state or os.path.isfile(os.path.join(paths[0], HF_DICT_NAME))
 
@@ -99,7 +98,6 @@ def nested_array(root: str) -> str | None:
 
 
 def _is_mds(paths: list[str]) -> bool:
-    """Whether these are directories with an index of MDS shards."""
     heads = [head(os.path.join(folder, MDS_INDEX_NAME), 4096) for folder in mds_folders(paths)]
     return all(start.lstrip()[:1] == b"{" and b'"shards"' in start for start in heads)
 
@@ -155,7 +153,6 @@ def _has_parquet(folder: str) -> bool:
 
 
 def _is_pyg(paths: list[str]) -> bool:
-    """Whether this is a directory or file that PyTorch Geometric wrote."""
     path = Path(paths[0])
     if path.is_file():
         return path.suffix == ".pt" and head(path, 4) == _ZIP_MAGIC
@@ -219,10 +216,9 @@ def _is_text_file(path: str, kind: TextKind) -> bool:
         return False
     complete = lines if len(start) < _PROBED_BYTES else lines[:-1]
     if name.endswith(".json"):  # usually one document; JSON lines have an object in each line
-        try:
+        with suppress(ValueError, RecursionError):
             return len(complete) >= 2 and all(isinstance(json.loads(line), dict) for line in complete[:2])
-        except (ValueError, RecursionError):
-            return False
+        return False
     return not complete or b"wids-shard-index" not in complete[0]
 
 
@@ -279,17 +275,12 @@ FORMATS = {
 
 def detect_format(where: Paths, format: str | None = None) -> str | None:
     """The name of the format of data, ``format`` itself if they are in it; None if they are in no such format."""
-    check_format(format)
     return fitting_format(where, expand(where), format)
-
-
-def check_format(format: str | None) -> None:
-    """Refuse what is no name of a format."""
-    check_optional(check_choice, "format", format, choices=tuple(FORMATS))
 
 
 def fitting_format(where: Paths, paths: list[str], format: str | None) -> str | None:
     """The same, of data whose paths are given."""
+    check_optional(check_choice, "format", format, choices=tuple(FORMATS))
     for name in FORMATS if format is None else [format]:
         if not paths or (FORMATS[name].is_single and paths != [where]):
             continue

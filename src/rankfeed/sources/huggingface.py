@@ -176,16 +176,14 @@ class HuggingFaceSource(SourceView):
         self._names = {name: all_fields[name] for name in check_columns(wanted, all_fields, derived)}
         columns = list(self._names.values())
         self._table = _open_table(table, place, columns=columns, shapes=shapes, **self._options)
-        self._mapping = None
-        if mapping is not None:
-            self._mapping = _open_table(mapping, place)
-            if list(self._mapping.fields.values()) != [Field("dense", "uint64")]:
-                raise CorruptError(
-                    "the indices mapping has other columns",
-                    expected="one column of uint64",
-                    found=self._mapping.fields,
-                    where=place,
-                )
+        self._mapping = None if mapping is None else _open_table(mapping, place)
+        if self._mapping is not None and [*self._mapping.fields.values()] != [Field("dense", "uint64")]:
+            raise CorruptError(
+                "the indices mapping has other columns",
+                expected="one column of uint64",
+                found=self._mapping.fields,
+                where=place,
+            )
         super().__init__(self._table)  # the properties are those of the table
         self.derived = derived
         types = {**self._table.logical_types, **labels_of_features(features)}

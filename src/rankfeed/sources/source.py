@@ -528,7 +528,6 @@ def scan(
 def _matching_ids(
     source: Source, predicate: Callable[[Any], Any], columns: Sequence[str] | None, progress: bool
 ) -> Int64:
-    """Ids of the samples for which the predicate is true."""
     mask = np.zeros(len(source), np.bool_)
     for ids, rows in scan(source, columns, "selecting", progress=progress):
         for sample_id, sample in zip(ids.tolist(), rows.samples(), strict=True):

@@ -53,6 +53,7 @@ class TorchDatasetSource(Source):
     def __init__(self, dataset: Any, *, fields: Any = None, ragged: Sequence[str | int] = ()) -> None:
         self.dataset = dataset
         self._length: int = _length(dataset)
+        self._blocks = np.array([self._length], np.int64)  # one, since the storage of the samples is unknown
         self.supports_batched_getitem = hasattr(dataset, "__getitems__")
         names = Declared.names(ragged)
         if fields is not None and names:
@@ -62,11 +63,6 @@ class TorchDatasetSource(Source):
 
     def __repr__(self) -> str:
         return f"from_dataset({self.dataset!r})"
-
-    @property
-    def blocks(self) -> Int64:
-        """One block: the storage of the samples is unknown."""
-        return np.array([self._length], np.int64)
 
     @cached_property
     def _columns(self) -> Mapping[str, Field] | None:

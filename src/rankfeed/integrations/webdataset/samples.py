@@ -281,10 +281,9 @@ class ResamplingPlan:
 
     def describe(self) -> dict[str, int | str]:
         """What the draws depend on."""
-        shuffle = "resampled" if self.replacement else "redealt"
         return {
             "samples": self.num_samples,
-            "shuffle": shuffle,
+            "shuffle": "resampled" if self.replacement else "redealt",
             "seed": self.seed,
             "population": self.population,
         }

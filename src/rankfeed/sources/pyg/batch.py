@@ -275,7 +275,6 @@ class GraphLayout:
 
 
 def _gather(attr: _Attribute, ids: Int64, rows: _Rows) -> _Attribute:
-    """The attribute of some graphs."""
     values, dim = attr.values, attr.dim
     if not isinstance(values, torch.Tensor):
         values = [values[index] for index in ids.tolist()]
