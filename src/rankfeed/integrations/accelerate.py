@@ -237,8 +237,7 @@ def gather_for_metrics(accelerator: Any, original: Any, input_data: Any, use_gat
         return original(input_data[:samples] if is_rows else input_data, True)
     # As objects: no rank can decide alone which of its tensors have one entry for each row.
     ranks = operations.gather_object([[values.detach().cpu().clone() for values in mine]])
-    joined = [_joined(values, shares) for values in zip_longest(*ranks, fillvalue=torch.empty(0))]
-    values = iter(joined)
+    values = iter([_joined(values, shares) for values in zip_longest(*ranks, fillvalue=torch.empty(0))])
     return operations.recursively_apply(lambda tensor: next(values).to(tensor.device), input_data)
 
 

@@ -119,8 +119,7 @@ class ChunkedSource(Source):
         can_take, is_full = type(self)._take is not ChunkedSource._take, False
         wanted = by_chunk(ids, self._chunk_starts)
         keys, counts = [(index, names) for index, _, _ in wanted], [len(rows) for _, rows, _ in wanted]
-        cached = self._cache.find(keys, counts)
-        for (index, rows, slots), chunk in zip(wanted, cached, strict=True):
+        for (index, rows, slots), chunk in zip(wanted, self._cache.find(keys, counts), strict=True):
             if chunk is None and can_take:
                 is_full = is_full or not self._cache.has_capacity()
                 if is_full:
@@ -190,11 +189,8 @@ class _Entry:
         """Whether all rows were read, the chunk is stale, or it was only decoded on the way to another one."""
         if self.used >= self.rows or not self.requests:
             return True
-        interval = self.last - self.first
-        return (
-            self.requests >= _KNOWN_REQUESTS
-            and (now - self.last) * (self.requests - 1) > _STALE_INTERVALS * interval
-        )
+        idle = (now - self.last) * (self.requests - 1)
+        return self.requests >= _KNOWN_REQUESTS and idle > _STALE_INTERVALS * (self.last - self.first)
 
 
 class ChunkCache:

@@ -33,8 +33,7 @@ class PackedSource(Source):
         #: Counts, fields and checksums.
         self.manifest = load_manifest(self.path)
         self.logical_types = self.manifest.logical_types or {}
-        names = check_columns(columns, self.manifest.fields)
-        fields = {name: self.manifest.fields[name] for name in names}
+        fields = {name: self.manifest.fields[name] for name in check_columns(columns, self.manifest.fields)}
         shards = self.manifest.shards
         self._starts = starts_of([shard.rows for shard in shards])
         paths = [os.path.join(self.path, shard.path) for shard in shards]

@@ -49,6 +49,7 @@ class TorchDatasetSource(Source):
     """
 
     runs_user_code = True
+    declared: Declared
 
     def __init__(self, dataset: Any, *, fields: Any = None, ragged: Sequence[str | int] = ()) -> None:
         self.dataset = dataset
@@ -67,7 +68,6 @@ class TorchDatasetSource(Source):
     @cached_property
     def _columns(self) -> Mapping[str, Field] | None:
         """The fields if samples are dicts of columns, otherwise None."""
-        assert self.declared is not None
         if self.declared.layout is not None:
             return flat_fields(self.declared.layout)
         declared = {name: Field("ragged") for name in self.declared.ragged}
@@ -158,7 +158,6 @@ class TorchDatasetSource(Source):
             made = map_leaves(samples, layout, lambda leaf, path, values: make_column(path[0], values, leaf.field))
             return Columns(made, len(ids))
         except Mismatch as error:
-            assert self.declared is not None
             raise SourceError(
                 "a sample of the Dataset is unlike the others",
                 expected=error.expected,

@@ -242,15 +242,11 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
         """The feed of ``eval_dataset``, one of them by its name, or the Trainer's own."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
-        if not is_fed(dataset):
-            return super().get_eval_dataloader(eval_dataset)
-        return self._eval_feed(dataset)
+        return self._eval_feed(dataset) if is_fed(dataset) else super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """The feed of the dataset of ``predict``."""
-        if not is_fed(test_dataset):
-            return super().get_test_dataloader(test_dataset)
-        return self._eval_feed(test_dataset)
+        return self._eval_feed(test_dataset) if is_fed(test_dataset) else super().get_test_dataloader(test_dataset)
 
     def _eval_feed(self, dataset: Source | Loader) -> TrainerFeed:
         if self.args.eval_use_gather_object:
@@ -295,8 +291,7 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
             raise ArgumentError(
                 "sequence parallelism divides a DataLoader's batches, and cannot be used here", found="sp_size > 1"
             )
-        peers = self.get_tp_size() * self.get_cp_size()
-        check_ranks(loader, args.world_size, args.process_index, peers)
+        check_ranks(loader, args.world_size, args.process_index, self.get_tp_size() * self.get_cp_size())
         return loader
 
     def _loader_of_source(self, source: Source, batch_size: int, shuffle: bool, tail: Any) -> Loader:

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.field import Field
+from rankfeed.columns.field import Field, Kind
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
 from rankfeed.storage.file_errors import file_errors
 from rankfeed.storage.mapped import map_file
@@ -61,6 +61,10 @@ class Header:
     def nbytes(self) -> int:
         """Bytes of the elements."""
         return self.dtype.itemsize * math.prod(self.shape)
+
+    def field(self, kind: Kind, shape: tuple[int, ...]) -> Field:
+        """The field of a column with this dtype; objects have neither dtype nor shape."""
+        return Field("object") if self.dtype.hasobject else Field(kind, self.dtype.name, shape)
 
     def fits(self, field: Field) -> bool:
         """Whether the array is a row of a dense or ragged column."""

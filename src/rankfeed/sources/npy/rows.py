@@ -9,7 +9,6 @@ from typing import Any
 
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.columns.columns import Column, Dense, Objects
-from rankfeed.columns.field import Field
 from rankfeed.columns.pointers import file_of
 from rankfeed.errors import SourceError, listed
 from rankfeed.sources.npy.arrays import Array, Header, load_arrays, read_headers
@@ -58,12 +57,7 @@ class NumpyRowsSource(Source):
         length = self._common_length(headers)
         headers = {name: headers[name] for name in check_columns(columns, headers)}
         self._arrays: dict[str, Array] = {}
-        fields = {
-            name: Field("object")
-            if header.dtype.hasobject
-            else Field("dense", header.dtype.name, header.shape[1:])
-            for name, header in headers.items()
-        }
+        fields = {name: header.field("dense", header.shape[1:]) for name, header in headers.items()}
         self.reads_in_place = all(
             header.dtype.isnative and not header.dtype.hasobject and not header.fortran
             for header in headers.values()

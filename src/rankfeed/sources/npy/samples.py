@@ -153,17 +153,14 @@ def _class_of(name: str) -> str:
 
 
 def _field(header: Header, varies: bool) -> Field:
-    if header.dtype.hasobject:
-        return Field("object")
-    if len(header.shape) > _MOST_DIMENSIONS:
+    if len(header.shape) > _MOST_DIMENSIONS and not header.dtype.hasobject:
         raise SourceError(
             "an array has too many dimensions for a batch of them",
             expected=f"up to {_MOST_DIMENSIONS}",
             found=len(header.shape),
         )
-    if varies and header.shape:
-        return Field("ragged", header.dtype.name, header.shape[1:])
-    return Field("dense", header.dtype.name, header.shape)
+    is_ragged = varies and header.shape
+    return header.field("ragged", header.shape[1:]) if is_ragged else header.field("dense", header.shape)
 
 
 def numpy_files(where: Paths, *, recursive: bool = False) -> tuple[str, list[str]]:

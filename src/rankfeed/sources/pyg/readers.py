@@ -54,8 +54,7 @@ class GraphReader:
         return reader_of, (self.picklable_dataset(),)
 
     def __len__(self) -> int:
-        size: int = len(self.dataset)
-        return size
+        return len(self.dataset)
 
     def read(self, numbers: Int64) -> Sequence[Any]:
         """Graphs by their number in the dataset."""
