@@ -161,10 +161,8 @@ def _hash_column(column: Column, salt: int) -> UInt64:
         return np.array([xxhash.xxh3_64_intdigest(view[low:high], seed=salt) for low, high in spans], np.uint64)
     if not isinstance(column, Dense):
         raise SourceError("keys are of different lengths", found=str(column.field))
-    values = column.gather()
-    if values.dtype.kind != "u":  # the hash depends on the number, not on its type
-        values = values.astype(np.int64)
-    return _hash_integers(values.astype(np.uint64), salt)
+    # The hash depends on the number, not on its type: negative ones of any width become the same integer.
+    return _hash_integers(column.gather().astype(np.uint64), salt)
 
 
 def _hash_integers(values: UInt64, salt: int) -> UInt64:

@@ -89,22 +89,19 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         source = urls_or_source
         if not isinstance(source, Source):
             # As WebDataset reads: samples may lack members that others have, and keys may repeat.
-            options: dict[str, Any] = {"decode": False, "missing": "mask", "duplicate_keys": "keep"}
-            source = open(source, format="webdataset", **options)
+            source = open(source, format="webdataset", decode=False, missing="mask", duplicate_keys="keep")
         self.source = source
         self.plan: Any = make_plan(source, shuffle, seed, window, lanes)
         self._open_properties = open_properties(shuffle, window, lanes)
         self.tail: Tail = check_choice("tail", tail, get_args(Tail))
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         fields, flag = source.fields, Field("dense", "bool")
+        requested = check_columns(columns, fields)
         #: Columns that some samples lack, and the mask column of each.
-        self._masks = {name: f"{name}_valid" for name in fields if fields.get(f"{name}_valid") == flag}
-        self._columns: list[str] | None = None
-        if columns is not None:  # also read the key of a sample and the masks
-            requested = check_columns(columns, fields)
-            self._masks = {name: mask for name, mask in self._masks.items() if name in requested}
-            needed = [name for name in fields if name.startswith("__") or name in self._masks.values()]
-            self._columns = list(dict.fromkeys([*needed, *requested]))
+        self._masks = {name: f"{name}_valid" for name in requested if fields.get(f"{name}_valid") == flag}
+        # The key of a sample and the masks are always read.
+        needed = [name for name in fields if name.startswith("__") or name in self._masks.values()]
+        self._columns = None if columns is None else list(dict.fromkeys([*needed, *requested]))
         self._topology = LazyTopology(topology)
         self._epochs = SharedEpoch()
 

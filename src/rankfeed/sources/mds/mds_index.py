@@ -129,27 +129,25 @@ def examine_index(folder: str) -> MdsIndex:
                 shards.append(_find_shard(folder, entry, columns, where))
         except SourceError as error:
             problems.append(error)
-    problems += [
-        CorruptError(
-            "a shard is not in the index",
-            found=name,
-            where=where,
-            remedy="write the index again, or move the shard away if it does not belong to the data",
-        )
-        for name in _unlisted_shards(folder, {file.basename for file in files})
-    ]
+    problems += _unlisted_shards(folder, {file.basename for file in files}, where)
     columns = columns or {}
     names = [(entry.raw_data, entry.zip_data, entry.samples) for entry in index.shards]
     return MdsIndex(shards, columns, msgspec.json.encode((names, columns)), problems)
 
 
-def _unlisted_shards(folder: str, listed: set[str]) -> Iterator[str]:
+def _unlisted_shards(folder: str, listed: set[str], where: str) -> Iterator[CorruptError]:
     """Shards beside those of the index: their samples would be missing without an error."""
     for place in sorted({os.path.dirname(name) for name in listed}):
         with suppress(FileNotFoundError, NotADirectoryError):  # its shards have no samples
             for entry in sorted(os.listdir(os.path.join(folder, place))):
-                if _SHARD.fullmatch(entry) and os.path.join(place, entry) not in listed:
-                    yield os.path.join(place, entry)
+                name = os.path.join(place, entry)
+                if _SHARD.fullmatch(entry) and name not in listed:
+                    yield CorruptError(
+                        "a shard is not in the index",
+                        found=name,
+                        where=where,
+                        remedy="write the index again, or move the shard away if it does not belong to the data",
+                    )
 
 
 def _columns(shard: _ShardEntry, where: str) -> ColumnEncodings:
