@@ -9,22 +9,12 @@ import numpy.typing as npt
 
 from rankfeed._util.validate import check_columns_option, check_names, invalid
 from rankfeed.columns.chunk_groups import by_chunk
-from rankfeed.columns.columns import (
-    Column,
-    Columns,
-    Dense,
-    Objects,
-    PointedColumn,
-    Ragged,
-    column_from_parts,
-    empty_column,
-)
+from rankfeed.columns.columns import Column, Columns, PointedColumn, column_from_parts, make_column
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import element_shape
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
 from rankfeed.sources.source import (
     Int64,
-    LogicalTypes,
     Source,
     SourceView,
     check_columns,
@@ -221,7 +211,7 @@ def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | 
     return agreed
 
 
-def check_logical_types(named: Sequence[tuple[str, LogicalTypes]], columns: Iterable[str]) -> None:
+def check_logical_types(named: Sequence[tuple[str, Mapping[str, str]]], columns: Iterable[str]) -> None:
     """Raise a SourceError for a column whose integers are of different units or classes in two of the sources."""
     for name in columns:
         owners = [(source, types[name]) for source, types in named if name in types]
@@ -243,29 +233,20 @@ def _type(field: Field) -> str:
 
 def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 | None]]) -> Column:
     """One column from several, each with the positions of its rows; no copy if they have the same layout."""
-    stored_fields = {column.field for column, _ in pieces}
-    kinds, dtypes = {stored.kind for stored in stored_fields}, {stored.dtype for stored in stored_fields}
+    stored_fields = [column.field for column, _ in pieces]
+    is_alike = len(set(stored_fields)) == 1 and stored_fields[0].kind == field.kind
     pointers = [column.pointers for column, _ in pieces if isinstance(column, PointedColumn)]
-    if len(stored_fields) == 1 and field.kind in kinds and len(pointers) == len(pieces):
+    if is_alike and len(pointers) == len(pieces):
         return column_from_parts(field, pointers, [slots for _, slots in pieces])
-    rows = _in_slots([(column.rows(), slots) for column, slots in pieces])
-    if not rows:
-        return empty_column(field)
-    if kinds == {"object"}:
-        return Objects(rows)
-    if kinds <= {"dense", "ragged"} and len(dtypes) == 1:
-        dtype = np.dtype(dtypes.pop())
-        arrays = [np.asarray(row, dtype) for row in rows]
-        if len(stored_fields) == 1 and field.kind == "dense":
-            return Dense.of(np.stack(arrays))
-        elements = {element_shape(stored) for stored in stored_fields}
-        if len(elements) == 1 and None not in elements:
-            return Ragged.of(arrays)
-    raise SourceError(
-        f"rows of column {name!r} do not fit into one batch",
-        found=", ".join(sorted(map(_type, stored_fields))),
-        remedy=_REMEDY,
-    )
+    try:
+        return make_column(name, _in_slots([(column.rows(), slots) for column, slots in pieces]), field)
+    except ArgumentError as error:
+        raise SourceError(
+            f"rows of column {name!r} do not fit into one batch",
+            expected=error.expected,
+            found=error.found,
+            remedy=_REMEDY,
+        ) from error
 
 
 def _in_slots(pieces: Sequence[tuple[Sequence[Any], Int64 | None]]) -> list[Any]:

@@ -25,7 +25,6 @@ Int64 = npt.NDArray[np.int64]
 Collate = Callable[[Sequence[Any]], Any]
 Annotate = Callable[[Any, str, Any], None]
 Derived = Mapping[str, Sequence[str]]
-LogicalTypes = Mapping[str, str]
 Sample = dict[str, Any]
 #: Sample ids, a mask, a slice, a range or a predicate.
 Selection = npt.ArrayLike | slice | range | Callable[[Any], Any]
@@ -107,7 +106,7 @@ class Source:
     as_dicts: bool = True
     declared: Declared | None = None
     derived: Derived = MappingProxyType({})
-    logical_types: LogicalTypes = MappingProxyType({})
+    logical_types: Mapping[str, str] = MappingProxyType({})
     files: DataFiles | None = None
 
     _label: str = ""

@@ -25,16 +25,7 @@ from rankfeed.columns.layout import (
 )
 from rankfeed.errors import ArgumentError, SourceError, describe_error
 from rankfeed.sources.dataset_identity import OWN, DatasetNames
-from rankfeed.sources.source import (
-    Declared,
-    Int64,
-    LogicalTypes,
-    Source,
-    check_columns,
-    check_ids,
-    class_labels,
-    probe_ids,
-)
+from rankfeed.sources.source import Declared, Int64, Source, check_columns, check_ids, class_labels, probe_ids
 from rankfeed.storage.checksum import digest_of
 
 #: Tables of other libraries, by package and class.
@@ -94,7 +85,7 @@ class TorchDatasetSource(Source):
         return {"": Field("object")} if self._columns is None else self._columns
 
     @cached_property
-    def logical_types(self) -> LogicalTypes:  # type: ignore[override]
+    def logical_types(self) -> Mapping[str, str]:  # type: ignore[override]
         """The classes that a Dataset such as torchvision's names, unless a function changes its labels."""
         dataset = self.dataset
         while (type(dataset).__module__, type(dataset).__name__) == ("torch.utils.data.dataset", "Subset"):

@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,7 +17,6 @@ from rankfeed.plan import Plan
 from rankfeed.sources import Source
 from rankfeed.sources.concat import check_logical_types
 from rankfeed.sources.packed import PackedSource
-from rankfeed.sources.source import LogicalTypes
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.file_errors import os_errors
 from rankfeed.storage.lease import HeldLease
@@ -75,7 +74,7 @@ class WriteRequest:
         return digest_of(*(fact.encode() for fact in facts)) + _LAYOUT_SEPARATOR + layout[:16]
 
     @property
-    def logical_types(self) -> LogicalTypes:
+    def logical_types(self) -> Mapping[str, str]:
         """Those of the source; none if a function may change the values."""
         return self.given.logical_types if isinstance(self.given, Source) and self.sample_map is None else {}
 
@@ -240,7 +239,7 @@ class StagedWrite:
         commit(self.staging, wide, fields, self.request.origin, self.base, types, self.keep_lease)
 
 
-def _check_appended_types(types: LogicalTypes, request: WriteRequest) -> None:
+def _check_appended_types(types: Mapping[str, str], request: WriteRequest) -> None:
     """Raise WriteError if integers have other units or classes than those of the dataset."""
     try:
         check_logical_types([("the dataset", types), ("the rows to append", request.logical_types)], types)
