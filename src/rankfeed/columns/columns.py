@@ -488,17 +488,12 @@ def _column_of_arrays(values: Sequence[Any]) -> Column | None:
     return Ragged.of(values) if () not in shapes and len({shape[1:] for shape in shapes}) == 1 else None
 
 
-def empty_column(field: Field) -> Column:
-    """A column without rows."""
-    values = np.empty((0, *field.shape), field.dtype or (object if field.kind == "object" else np.uint8))
-    offsets = None if field.kind in ("dense", "object") else np.zeros(1, np.int64)
-    return column_from_parts(field, [ColumnBuffer(values, offsets).part(np.empty(0, np.int64))])
-
-
 def make_column(name: str, values: Sequence[Any], field: Field | None = None) -> Column:
     """The column of some values (at least one without a field); raises Mismatch if there is none."""
     if field is not None and not len(values):
-        return empty_column(field)
+        empty = np.empty((0, *field.shape), field.dtype or (object if field.kind == "object" else np.uint8))
+        offsets = None if field.kind in ("dense", "object") else np.zeros(1, np.int64)
+        return column_from_parts(field, [ColumnBuffer(empty, offsets).part(np.empty(0, np.int64))])
     if field is None and (column := _column_of_arrays(values)) is not None:
         return column
     if field is None or (field.kind in ("dense", "ragged") and not field.dtype):

@@ -15,7 +15,7 @@ from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.plan import Cursor, Plan, Schedule
 from rankfeed.sources.lance.lance_table import IsolatedTable, LanceTable, TableInfo, forked_from_lance
-from rankfeed.sources.source import Int64
+from rankfeed.sources.source import Int64, even_blocks
 from rankfeed.topology import Topology
 
 #: Batches read ahead at most.
@@ -158,8 +158,4 @@ def ids_at(steps: Schedule, index: int) -> Int64:
 
 def runs_of(counts: Int64, run: int) -> Int64:
     """Rows of each run, if fragments of these sizes are divided into runs: int64."""
-    pieces = -(-counts // run)
-    sizes = np.full(int(pieces.sum()), run, np.int64)
-    ends = np.cumsum(pieces)[pieces > 0] - 1
-    sizes[ends] = (counts - (pieces - 1) * run)[pieces > 0]
-    return sizes
+    return np.concatenate([np.empty(0, np.int64), *(even_blocks(rows, run) for rows in counts.tolist())])

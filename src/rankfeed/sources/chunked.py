@@ -103,11 +103,7 @@ class ChunkedSource(Source):
             return (self._independent() if is_nested else self)._fetch_chunks(ids, tuple(names))
 
     def _independent(self) -> Self:
-        """The source with a cache of its own.
-
-        For a signal handler or a finalizer that reads samples: it may have interrupted a call of the same thread,
-        which holds a lock, or decodes the chunk that is read.
-        """
+        """A copy with its own cache: for a signal handler that interrupted a call, which may hold a lock."""
         source = copy.copy(self)
         source._cache = ChunkCache(0)
         return source
@@ -141,20 +137,17 @@ class ChunkedSource(Source):
         self._expect(check_ids(sample_ids, len(self)), check_columns(columns, self.fields, self.derived))
 
     def _expect(self, ids: Int64, names: Sequence[str]) -> None:
-        columns, chunks = tuple(names), self._chunk_starts.searchsorted(ids, side="right") - 1
+        wanted, columns = by_chunk(ids, self._chunk_starts), tuple(names)
+        keys = [(index, columns) for index in wanted.numbers]
         with self._cache.enter() as is_nested:
-            if is_nested:
+            if is_nested or not len(ids):
                 return
             if self._sequential_chunks:
-                numbers, rows = np.unique(chunks, return_counts=True)
-                keys = [(index, columns) for index in numbers.tolist()]
-                self._cache.announce(keys, rows.tolist(), 2 * self.prefetch_distance)
+                self._cache.announce(keys, [len(rows) for _, rows, _ in wanted], 2 * self.prefetch_distance)
                 self._prefetch_announced()
                 return
-            # Most batches lie in one chunk.
-            needed = chunks[:1] if (chunks == chunks[:1]).all() else np.unique(chunks)
-            for index in needed.tolist():
-                if not self._cache.prefetch((index, columns), self._load_chunk):
+            for key in keys:
+                if not self._cache.prefetch(key, self._load_chunk):
                     break
 
     def _prefetch_announced(self) -> None:

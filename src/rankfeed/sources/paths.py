@@ -11,6 +11,7 @@ from typing import Any
 from rankfeed._util.validate import check_path, invalid
 from rankfeed.errors import ArgumentError, SourceError, listed
 from rankfeed.storage.commit import is_temporary
+from rankfeed.storage.file_errors import os_errors
 from rankfeed.storage.ledger import SUFFIX as LEDGER_SUFFIX
 from rankfeed.storage.manifest import MANIFEST_NAME, STAGING_NAME
 
@@ -154,7 +155,7 @@ def files_in(
         if (real := os.path.realpath(here)) in seen:
             continue  # a cycle of links
         seen.add(real)
-        try:
+        with os_errors(SourceError, "the folder cannot be read", here):
             for entry in os.scandir(here):
                 if entry.name.startswith(skip) or is_side_file(entry.path):
                     continue
@@ -165,8 +166,6 @@ def files_in(
                         files.append(entry.path)
                     else:
                         check_kind(entry.path)
-        except OSError as error:
-            raise SourceError("the folder cannot be read", found=error, where=here) from error
     return sorted(files, key=natural)
 
 

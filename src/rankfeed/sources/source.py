@@ -22,8 +22,6 @@ from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
 
 Int64 = npt.NDArray[np.int64]
-Collate = Callable[[Sequence[Any]], Any]
-Annotate = Callable[[Any, str, Any], None]
 Derived = Mapping[str, Sequence[str]]
 Sample = dict[str, Any]
 #: Sample ids, a mask, a slice, a range or a predicate.
@@ -99,8 +97,8 @@ class Source:
     best_window: int | None = None
     runs_user_code: bool = False
     supports_batched_getitem: bool = False
-    collate: Collate | None = None
-    annotate: Annotate | None = None
+    collate: Callable[[Sequence[Any]], Any] | None = None
+    annotate: Callable[[Any, str, Any], None] | None = None
     prefetch_distance: int = 0
     reads_in_place: bool = False
     as_dicts: bool = True

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from rankfeed._util.validate import check_bool, check_float, check_int, check_str, invalid
+from rankfeed._util.validate import check_bool, check_float, check_instance, check_int, check_str
 from rankfeed.columns.columns import Bytes, Column, Dense
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
 from rankfeed.sources.source import SelectSource, Source, SourceView, check_columns, indices_of, scan
@@ -79,8 +79,7 @@ def train_test_split(
         >>> len(train) + len(test), 160 < len(test) < 240
         (1000, True)
     """
-    if not isinstance(source, Source):
-        raise invalid("source", "what rankfeed.open() or rankfeed.from_dataset() returned", source)
+    check_instance("source", source, Source, "what rankfeed.open() or rankfeed.from_dataset() returned")
     progress = check_bool("progress", progress)
     names, shares = _check_fractions(fractions)
     splits = source.splits if isinstance(source, SourceView) else 0

@@ -33,8 +33,6 @@ from rankfeed.topology import Topology
 #: Samples fetched in one call: enough to spread its cost, few enough for a quick first sample.
 _FETCH_SIZE = 64
 
-Bools = npt.NDArray[np.bool_]
-
 
 class ShardedSamples(IterableDataset[dict[str, Any]]):
     """First stage of a ``wds.DataPipeline``: this worker's samples, as WebDataset's own reader returns them.
@@ -160,7 +158,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
             )
         return schedule
 
-    def _read(self, steps: Iterator[tuple[Int64, Bools]]) -> Iterator[dict[str, Any]]:
+    def _read(self, steps: Iterator[tuple[Int64, npt.NDArray[np.bool_]]]) -> Iterator[dict[str, Any]]:
         refuse_double_sharding(self.topology)  # now: the consumer is among the callers only when it takes a sample
         together = max(1, _FETCH_SIZE // (self.batch_size or 1))
         group = list(islice(steps, together))

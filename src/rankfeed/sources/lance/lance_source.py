@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from rankfeed._util.validate import check_int, check_name, check_optional, invalid
+from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, column_from_parts
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
@@ -119,7 +120,7 @@ class LanceSource(ChunkedSource):
         for parent in {self._parents[name] for name in names} & self._blobs:
             fields = {name: self._fields[name] for name in names if self._parents[name] == parent}
             rows = self._rows(unique)
-            contents = self._read(self._fragments_of(rows), "blobs", rows, parent)
+            contents = self._read(by_chunk(rows, self._row_starts).numbers, "blobs", rows, parent)
             table = pa.table({parent: pa.array(contents, pa.large_binary())})
             blobs = read_columns(table, fields, where=self._where, first_row=rows, nulls=self._nulls)
             for name, stored in blobs.items():
@@ -138,7 +139,7 @@ class LanceSource(ChunkedSource):
 
     def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         rows = self._rows(ids)
-        fragments = self._fragments_of(rows)
+        fragments = by_chunk(rows, self._row_starts).numbers
         numbers = self._info.fragments[fragments].tolist()
         # Fields of a struct are columns here, but not in the table.
         parents = list(dict.fromkeys(self._parents[name] for name in names))
@@ -156,10 +157,6 @@ class LanceSource(ChunkedSource):
     def _rows(self, ids: Int64) -> Int64:
         """The rows of samples, counted over those that are not deleted."""
         return ids if self._info.chosen is None else self._info.chosen[ids]
-
-    def _fragments_of(self, rows: Int64) -> list[int]:
-        fragments: list[int] = np.unique(self._row_starts.searchsorted(rows, side="right") - 1).tolist()
-        return fragments
 
     def _read(self, fragments: Sequence[int], method: str, *arguments: Any) -> Any:
         """Call a method that reads some fragments, then check that their files were not changed."""

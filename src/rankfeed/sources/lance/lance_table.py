@@ -270,10 +270,7 @@ def _counted(table: Any, rows: int, where: str) -> Any:
 
 @contextmanager
 def lance_errors(where: str) -> Iterator[None]:
-    """Convert errors of the library to errors that name the table.
-
-    A Rust panic arrives as `PanicException`, which is not an `Exception`.
-    """
+    """Convert errors of the library, and Rust panics (no `Exception`), to errors that name the table."""
     try:
         yield
     except RankfeedError:

@@ -113,7 +113,7 @@ class NumpyRowsSource(Source):
             elif array.dtype.isnative and array.flags.c_contiguous:  # of any alignment
                 out[name] = Dense.of(array, ids)
             else:  # numpy's take would copy the whole array first
-                out[name] = Dense.of(array[ids].astype(array.dtype.newbyteorder("="), order="C", copy=False))
+                out[name] = Dense.of(array[ids])
                 check_not_truncated(file_of(array), self._path(name))
         return out
 
