@@ -113,15 +113,11 @@ class AcceleratedLoader:
     def __init__(self, loader: Loader, accelerator: Any) -> None:
         self.loader = loader
         loader.is_integrated = True
+        #: The source: its length is that of an epoch over all ranks.
+        self.dataset: Source = loader.source
         self.accelerator = accelerator
         #: The end of the epoch that a loaded state was taken at; the loader is at the start of the next.
         self.ended: Cursor | None = None
-
-    @property
-    def dataset(self) -> Source:
-        """The source: its length is that of an epoch over all ranks."""
-        source: Source = self.loader.source
-        return source
 
     @property
     def sampler(self) -> Any:

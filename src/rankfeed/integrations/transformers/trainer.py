@@ -195,7 +195,6 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
     _is_shifted = False
     # Attributes of the Trainer.
     gather_function: Any
-    label_names: list[str]
     model_accepts_loss_kwargs: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
