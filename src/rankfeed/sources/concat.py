@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.validate import check_columns_option, check_names, invalid
+from rankfeed._util.validate import check_columns_option, check_names, check_optional, invalid
 from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, Columns, PointedColumn, column_from_parts, make_column
 from rankfeed.columns.field import Field
@@ -174,9 +174,7 @@ def concat(
                 found=f"{type(source).__name__}: {safe_repr(source, _MOST_SHOWN)}",
                 where=f"number {index}" if names is None else f"name {safe_repr(names[index])}",
             )
-    if names is not None:
-        names = check_names("names of sources", names)
-    combined = ConcatSource(given, names, columns)
+    combined = ConcatSource(given, check_optional(check_names, "names of sources", names), columns)
     if not combined.runs_user_code:
         combined.fields  # noqa: B018  (raises now if they do not agree)
     return combined
