@@ -227,3 +227,8 @@ def test_a_file_without_rows_is_an_error(suffix: str, tmp_path: Path) -> None:
     write_table(pa.table({"x": [1]}).slice(1), tmp_path / f"empty.{suffix}")
     with pytest.raises(SourceError, match=rf"no samples[\s\S]*empty\.{suffix}"):
         rf.open(tmp_path / f"empty.{suffix}")
+
+
+def test_an_unknown_format_is_reported_before_a_path_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"(?s)invalid format.*nosuch"):
+        rf.open(tmp_path / "absent", format="nosuch")

@@ -275,12 +275,17 @@ FORMATS = {
 
 def detect_format(where: Paths, format: str | None = None) -> str | None:
     """The name of the format of data, ``format`` itself if they are in it; None if they are in no such format."""
+    check_format(format)
     return fitting_format(where, expand(where), format)
+
+
+def check_format(format: str | None) -> None:
+    """Refuse what is no name of a format, before paths are looked at."""
+    check_optional(check_choice, "format", format, choices=tuple(FORMATS))
 
 
 def fitting_format(where: Paths, paths: list[str], format: str | None) -> str | None:
     """The same, of data whose paths are given."""
-    check_optional(check_choice, "format", format, choices=tuple(FORMATS))
     for name in FORMATS if format is None else [format]:
         if not paths or (FORMATS[name].is_single and paths != [where]):
             continue

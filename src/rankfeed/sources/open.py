@@ -11,7 +11,7 @@ from typing import Any
 
 from rankfeed._util.validate import check_bool, check_columns_option, check_optional, check_path
 from rankfeed.errors import ArgumentError, SourceError, listed
-from rankfeed.sources.formats import FORMATS, Format, detect_format, fitting_format
+from rankfeed.sources.formats import FORMATS, Format, check_format, detect_format, fitting_format
 from rankfeed.sources.paths import Paths, as_paths, escape, expand, files_in, natural, walk
 from rankfeed.sources.source import Source
 from rankfeed.storage.manifest import MANIFEST_NAME, STAGING_NAME
@@ -75,6 +75,7 @@ def open(
         raise ArgumentError(
             "object stores are not supported yet: storage_options must be None", remedy="leave storage_options out"
         )
+    check_format(format)
     paths = expand(uri)
     name = fitting_format(uri, paths, format)
     # The shards of an unfinished write are valid Arrow files, but may be a part of the data.
