@@ -6,7 +6,7 @@ Partitioning and writing are pure functions of the data, so a task that is writt
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,8 +65,10 @@ class WriteJob:
     step: Callable[[], object] = int  # called after each sample or batch of rows; int does nothing
 
 
-#: A runner: has tasks of a job run; yields them, in any order, with the shards that were written.
-RunTasks = Callable[[WriteJob, list[WriteTask]], Iterable[tuple[WriteTask, list[Part]]]]
+#: A task and the shards that were written.
+WrittenTask = tuple[WriteTask, list[Part]]
+#: A runner: has tasks of a job run; yields them in any order.
+RunTasks = Callable[[WriteJob, list[WriteTask]], Iterable[WrittenTask]]
 
 
 def run_task(job: WriteJob, task: WriteTask) -> list[Part]:
@@ -163,9 +165,7 @@ def shards_of_task(job: WriteJob, task: WriteTask) -> Iterator[Chunk]:
 
 def _chunks_of_task(job: WriteJob, task: WriteTask) -> Iterator[Chunk]:
     if job.sample_map is not None:
-        samples = (
-            pair for ids in _ids(job, task) for pair in zip(ids.tolist(), job.source.samples(ids), strict=True)
-        )
+        samples = chain.from_iterable(_samples(job.source, ids) for ids in _ids(job, task))
         mapped = job.sample_map.apply(_with_steps(samples, job.step))
         for chunk in chunks_of_samples(mapped, job.shard_bytes, "mapped sample"):
             job.step()
@@ -184,8 +184,11 @@ def _read_chunk(source: Source, ids: Int64, where: str) -> Chunk:
     if source.declared is None:
         return chunk_of(source.fetch(ids), where)
     # Samples of a wrapped Dataset are laid out as they need, not as the few that were probed.
-    samples = zip(ids.tolist(), source.samples(ids), strict=True)
-    return concat_chunks(list(chunks_of_samples(samples, BATCH_BYTES * BATCH_ROWS, "row")))
+    return concat_chunks(list(chunks_of_samples(_samples(source, ids), BATCH_BYTES * BATCH_ROWS, "row")))
+
+
+def _samples(source: Source, ids: Int64) -> Iterator[tuple[int, Any]]:
+    return zip(ids.tolist(), source.samples(ids), strict=True)
 
 
 def _with_steps(samples: Iterable[tuple[int, Any]], step: Callable[[], object]) -> Iterator[tuple[int, Any]]:

@@ -11,15 +11,13 @@ from rankfeed._util.signals import reraise_interrupt
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, WorkerPool, is_supported
 from rankfeed.errors import WriteError
 from rankfeed.writer.staging import Part
-from rankfeed.writer.tasks import WriteJob, WriteTask, picklable_error, run_task
+from rankfeed.writer.tasks import WriteJob, WriteTask, WrittenTask, picklable_error, run_task
 
 #: Seconds in which the workers have to start.
 _START_LIMIT = 600.0
 
 
-def run_locally(
-    workers: int | None, job: WriteJob, tasks: list[WriteTask]
-) -> Iterator[tuple[WriteTask, list[Part]]]:
+def run_locally(workers: int | None, job: WriteJob, tasks: list[WriteTask]) -> Iterator[WrittenTask]:
     """Run tasks in this process, or in worker processes: one per core if ``workers`` is None."""
     count = min(len(tasks), cpus_per_process(1) if workers is None else workers)
     if count > 1 and is_supported():
@@ -39,12 +37,10 @@ def answer_task(job: WriteJob, message: bytearray, channel: Channel) -> None:
     channel.send(pickle.dumps(reply))
 
 
-def _run_in_workers(
-    payload: Payload, tasks: list[WriteTask], count: int
-) -> Iterator[tuple[WriteTask, list[Part]]]:
+def _run_in_workers(payload: Payload, tasks: list[WriteTask], count: int) -> Iterator[WrittenTask]:
     pool, idle = WorkerPool(payload, ("cloudpickle", __name__)), queue.SimpleQueue[int]()
 
-    def run_one(task: WriteTask) -> tuple[WriteTask, list[Part]]:
+    def run_one(task: WriteTask) -> WrittenTask:
         index = idle.get()
         try:
             pool.workers[index].channel.send(pickle.dumps(task))

@@ -29,7 +29,7 @@ from rankfeed.topology.job import is_same_job, job_id
 from rankfeed.writer.coordinator import REMEDY, StagedWrite, WriteRequest, check_destination
 from rankfeed.writer.journal import complete_commit
 from rankfeed.writer.staging import TASKS, Part, finished_tasks, is_begun, is_intact, lock_staging, read_task
-from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
+from rankfeed.writer.tasks import WriteJob, WriteTask, WrittenTask, run_task
 
 #: A reassigned task, or the rank that commits, may make no progress for this many times the stall timeout.
 _PATIENCE_FACTOR = 5
@@ -62,9 +62,7 @@ def write_on_ranks(request: WriteRequest, stall_timeout: float) -> PackedSource:
             cause = error
         source = _open_finished(request, cause)
     if not request.append and source.manifest.origin != request.origin:
-        text = (
-            f"{request.dest} has been extended since it was written; it is returned with the rows appended to it"
-        )
+        text = f"{request.dest} has been extended since it was written; it is returned with the rows added to it"
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     return source
 
@@ -133,7 +131,7 @@ class RanksRunner:
         self._stamp = stamp
         self._earlier = failed_tokens(self._staging)
 
-    def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[tuple[WriteTask, list[Part]]]:
+    def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[WrittenTask]:
         """Run tasks, and collect those that other ranks ran."""
         missing = {task.number: task for task in tasks}
         while missing:
@@ -170,7 +168,7 @@ class RanksRunner:
 
         return find_failure(self._staging, self._stamp, self._attempt, takes_part)
 
-    def _run_next(self, job: WriteJob, tasks: dict[int, WriteTask]) -> tuple[WriteTask, list[Part]] | None:
+    def _run_next(self, job: WriteJob, tasks: dict[int, WriteTask]) -> WrittenTask | None:
         """Claim one of the unfinished tasks and run it; None if all of them are claimed."""
         claimed = {int(name) for name in os.listdir(job.staging / TASKS)} & tasks.keys()
         # Unclaimed tasks first. There are at most as many claimed ones as ranks.

@@ -18,7 +18,7 @@ from typing import Any
 from rankfeed._util.imports import need
 from rankfeed.errors import WriteError, describe_error, listed
 from rankfeed.writer.staging import Part
-from rankfeed.writer.tasks import WriteJob, WriteTask, picklable_error, run_task
+from rankfeed.writer.tasks import WriteJob, WriteTask, WrittenTask, picklable_error, run_task
 
 #: How often Ray restarts a task whose process or node died.
 _RETRIES = 5
@@ -61,7 +61,7 @@ class RayCluster:
             if not is_connected:
                 ray.shutdown()
 
-    def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[tuple[WriteTask, list[Part]]]:
+    def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[WrittenTask]:
         """Have the workers run tasks."""
         ray = need("ray", extra="ray")
         try:
