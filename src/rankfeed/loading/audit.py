@@ -71,15 +71,14 @@ class EpochAudit:
         first = reports[0]
         by_ranks: dict[tuple[int, ...], EpochAudit] = {}
         for report in reports:
+            rank = f"rank {report.ranks[0]}"
             if by_ranks.setdefault(report.ranks, report).delivered != report.delivered:
-                raise AuditError(
-                    "processes of one rank delivered different samples", where=f"rank {report.ranks[0]}"
-                )
+                raise AuditError("processes of one rank delivered different samples", where=rank)
             if report._range() != first._range():
                 raise AuditError(
                     "ranks report different parts of the data",
                     expected=f"rank {first.ranks[0]}: {first._range()}",
-                    found=f"rank {report.ranks[0]}: {report._range()}",
+                    found=f"{rank}: {report._range()}",
                 )
         counted = by_ranks.values()
         steps = {rank: count for report in counted for rank, count in report.delivered.steps.items()}

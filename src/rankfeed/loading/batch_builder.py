@@ -50,6 +50,7 @@ from rankfeed.loading.collate import (
     collate,
     collate_samples,
     collate_steps,
+    name_conflict,
     valid_rows,
 )
 from rankfeed.loading.row_lookup import RowLookup
@@ -301,10 +302,7 @@ class BatchBuilder:
         self.has_layout = True
 
     def warn_of_shared_rngs(self) -> bool:
-        """Warn if samples draw from global generators, which threads share: each run would draw other numbers.
-
-        Returns whether they do.
-        """
+        """Warn if samples draw from global generators, which threads share; returns whether they do."""
         if self.seed_globals or not (self.source.runs_user_code or self.transform is not None):
             return False
         drawn = {"torch", "numpy.random", "random"}
@@ -454,7 +452,22 @@ class BatchBuilder:
     def _read_rows(self, spec: BatchSpec) -> Columns | Sequence[Any]:
         if spec.rows is not None:
             return spec.rows
-        return self._read(spec.ids, spec.epoch) if spec.samples is None else spec.samples
+        if spec.samples is not None:
+            return spec.samples
+        ids = spec.ids
+        if not (self.source.runs_user_code and self.seed_globals):
+            return self._fetch(ids)
+        streams = RngStreams("read", self.seed, spec.epoch)
+        if self.source.supports_batched_getitem:  # one call reads them all
+            seed_global_rngs(streams.word(int(ids[0])))
+            return self._fetch(ids)
+        samples: list[Any] = []
+        for sample_id in ids.tolist():
+            seed_global_rngs(streams.word(sample_id))
+            samples += _as_samples(self._fetch(np.array([sample_id])))
+        if self.source.declared is not None or not self.source.as_dicts:
+            return samples
+        return Columns.from_samples(samples, self.source.fields)
 
     def _transform_rows(self, rows: Columns | Sequence[Any], spec: BatchSpec) -> Columns | Sequence[Any]:
         if self.transform is None:
@@ -482,21 +495,6 @@ class BatchBuilder:
                 )
             transformed.append(copy_sample(result))  # the transform may write the next one to the same memory
         return transformed
-
-    def _read(self, ids: Int64, epoch: int) -> Columns | Sequence[Any]:
-        if not (self.source.runs_user_code and self.seed_globals):
-            return self._fetch(ids)
-        streams = RngStreams("read", self.seed, epoch)
-        if self.source.supports_batched_getitem:  # one call reads them all
-            seed_global_rngs(streams.word(int(ids[0])))
-            return self._fetch(ids)
-        samples: list[Any] = []
-        for sample_id in ids.tolist():
-            seed_global_rngs(streams.word(sample_id))
-            samples += _as_samples(self._fetch(np.array([sample_id])))
-        if self.source.declared is not None or not self.source.as_dicts:
-            return samples
-        return Columns.from_samples(samples, self.source.fields)
 
     def _fetch(self, ids: Int64) -> Columns | Sequence[Any]:
         """Columns, or the samples as the user's code returns them."""
@@ -533,7 +531,7 @@ class BatchBuilder:
         for sample_id, sample in zip(spec.ids.tolist(), samples, strict=True):
             if isinstance(sample, dict):
                 if self.id_column in sample:
-                    raise _name_taken(self.id_column, spec.where)
+                    raise name_conflict(self.id_column, spec.where)
                 sample = copy.copy(sample)
                 sample[self.id_column] = sample_id
             given.append(sample)
@@ -570,21 +568,12 @@ class BatchBuilder:
             )
         for name, values in extra.items():
             if name in batch:
-                raise _name_taken(name, spec.where)
+                raise name_conflict(name, spec.where)
             annotate(batch, name, torch.from_numpy(values.copy()))
 
 
 def _as_samples(rows: Columns | Sequence[Any]) -> Sequence[Any]:
     return rows.samples() if isinstance(rows, Columns) else rows
-
-
-def _name_taken(name: str, where: str) -> TransformError:
-    return TransformError(
-        "a column has a name that the loader needs",
-        found=repr(name),
-        where=where,
-        remedy="rename the column, or choose another id_column",
-    )
 
 
 def _user_error(summary: str, error: BaseException, where: str) -> TransformError:

@@ -183,11 +183,12 @@ def _with_lengths(batch: Any, layout: Layout) -> Any:
     return fields
 
 
-def name_conflict(name: str) -> ArgumentError:
+def name_conflict(name: str, where: str | None = None) -> ArgumentError:
     """The error for a column of lengths, ids or padding rows that would replace another one."""
     return ArgumentError(
         "the loader would add a column that exists already",
         found=repr(name),
+        where=where,
         remedy='rename that column or leave it out (columns=), choose another id_column, or take ragged="list"',
     )
 
@@ -212,12 +213,9 @@ def _collate_ragged(
 def check_rows(
     batch: Any, sample_ids: npt.NDArray[np.int64], id_column: str | None, function: str, where: str
 ) -> bool:
-    """Whether a batch of a user's function has every row that went in, as far as that can be told.
+    """Whether a batch of a user's function is known to have every row; raises TransformError if it lacks some.
 
     The ids prove it if the batch has them; otherwise the first dimension that all arrays have in common.
-
-    Raises:
-        TransformError: the batch lacks rows.
     """
     rows, ids = len(sample_ids), None if id_column is None else batch_field(batch, id_column)
     if ids is not None:
@@ -237,12 +235,9 @@ def check_rows(
 
 
 def check_order(batch: Any, samples: Sequence[Any], sample_ids: npt.NDArray[np.int64], where: str) -> None:
-    """Check that rows which a collate_fn returned without ids follow the samples, as far as can be told.
+    """Raise TransformError if rows without ids are seen to be in another order, or to be copies of others.
 
     A field shows the order if its values differ between the samples and the batch has it under the same name.
-
-    Raises:
-        TransformError: rows are in another order, or are copies of others.
     """
     unlike = None
     for name in samples[0] if isinstance(samples[0], Mapping) else ():

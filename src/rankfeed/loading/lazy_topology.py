@@ -22,9 +22,8 @@ class LazyTopology:
 
     def __init__(self, given: Topology | None) -> None:
         expected = "a rankfeed.Topology, such as rankfeed.Topology(rank=0, world_size=2)"
-        self.given: Topology | None = check_optional(
-            check_instance, "topology", given, kind=Topology, expected=expected
-        )
+        check_optional(check_instance, "topology", given, kind=Topology, expected=expected)
+        self.given = given
         #: The process that detected a topology, and that topology.
         self._detected: tuple[tuple[int, bytes], Topology] | None = None
 

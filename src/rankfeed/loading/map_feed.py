@@ -13,12 +13,7 @@ from rankfeed._util.process_info import cpus_per_process
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult
 from rankfeed.loading.engines.copy import copy_ahead
 from rankfeed.loading.options import FeedOptions, check_added_columns
-from rankfeed.loading.state import (
-    check_content,
-    encode_state,
-    is_end,
-    resume,
-)
+from rankfeed.loading.state import check_content, encode_state, is_end, resume
 from rankfeed.plan import Cursor, Plan, Schedule
 from rankfeed.plan.quality import measure_quality, remedy_for
 from rankfeed.sources.source import probe_ids

@@ -83,14 +83,11 @@ def resume(
 
 
 def _restore_plan(
-    plan: Plan, blocks: npt.NDArray[np.int64], saved: Mapping[str, int | str], names: Collection[str]
+    plan: Plan, blocks: npt.NDArray[np.int64], saved: Mapping[str, int | str], open_properties: Collection[str]
 ) -> Plan:
-    """The plan that a state continues: in its version of the order, and with its values of some properties.
-
-    ``names`` are the properties that the options of the loader leave open.
-    """
+    """The plan that a state continues: in its version of the order, and with its values of open properties."""
     own: dict[str, Any] = {"shuffle": plan.shuffle, "window": plan.window, "lanes": plan.lanes}
-    taken = {name: saved[name] for name in names if name in saved}
+    taken = {name: saved[name] for name in open_properties if name in saved}
     if saved.get("shuffle") == "none":
         taken.pop("shuffle", None)  # of a job that did not shuffle
     try:

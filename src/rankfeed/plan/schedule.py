@@ -101,14 +101,8 @@ class Schedule:
                 where=f"epoch {self.epoch}, rank {self.rank}",
                 remedy="start is the number of samples already consumed in this epoch",
             )
-        if total < self.world_size and tail != "pad":
-            raise PlanError(
-                "an epoch has fewer samples than there are ranks",
-                expected=f"at least {self.world_size} samples",
-                found=total,
-                where=f"epoch {self.epoch}, rank {self.rank} of {self.world_size}",
-                remedy='train on fewer ranks, or use tail="pad", which masks repeated rows',
-            )
+        where = f"epoch {self.epoch}, rank {self.rank} of {self.world_size}"
+        refuse_short_epoch(total, self.world_size, tail, where)
         self.global_batch_size = self.batch_size * self.world_size
         self._full, self._last = split_steps(total - self.start, self.batch_size, self.world_size, tail)
         self._group_steps = max(1, _GROUP_IDS // self.batch_size)
@@ -257,6 +251,18 @@ class Schedule:
         before = self.rank * rows - first
         padding = np.arange(before, before + rows - (last - first)) % self.plan.num_samples
         return np.concatenate([ids, self.plan.sample_ids(self.epoch, padding)])
+
+
+def refuse_short_epoch(samples: int, world_size: int, tail: ScheduleTail, where: str) -> None:
+    """Raise PlanError if some rank would have no sample, and no padding either."""
+    if samples < world_size and tail != "pad":
+        raise PlanError(
+            "an epoch has fewer samples than there are ranks",
+            expected=f"at least {world_size} samples",
+            found=samples,
+            where=where,
+            remedy='train on fewer ranks, or use tail="pad", which masks repeated rows',
+        )
 
 
 def split_steps(samples: int, batch_size: int, world_size: int, tail: ScheduleTail) -> tuple[int, list[int]]:

@@ -38,14 +38,15 @@ class SerializedBatch(NamedTuple):
     buffers: list[memoryview | RegionSlice]
 
     def send(self, channel: Channel) -> None:
-        table = [
-            part if isinstance(part, RegionSlice) else RegionSlice(-1, 0, 0, part.nbytes) for part in self.buffers
-        ]
-        small = [part for part in self.buffers if not isinstance(part, RegionSlice)]
-        parts: list[bytes | memoryview] = [_COUNT.pack(len(table)), *(_PLACE.pack(*place) for place in table)]
-        for part in small:  # aligned, since arrays will be views of the message
-            parts += [part, bytes(-part.nbytes % _ALIGNMENT)]
-        channel.send(b"".join([*parts, self.content]))
+        table: list[bytes] = []
+        small: list[bytes | memoryview] = []
+        for part in self.buffers:
+            if isinstance(part, RegionSlice):
+                table.append(_PLACE.pack(*part))
+            else:  # aligned, since arrays will be views of the message
+                table.append(_PLACE.pack(-1, 0, 0, part.nbytes))
+                small += [part, bytes(-part.nbytes % _ALIGNMENT)]
+        channel.send(b"".join([_COUNT.pack(len(table)), *table, *small, self.content]))
 
 
 def serialize(value: Any, by_name: Collection[str] = (), regions: RegionPool | None = None) -> SerializedBatch:

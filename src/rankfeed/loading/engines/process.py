@@ -74,29 +74,27 @@ class ProcessEngine:
             for step in range(first, len(schedule)):
                 while step not in built:
                     if processes.num_requests(step):
-                        built.update(self._measure(processes.receive(step), processes.step_bytes))
+                        built.update(self._receive(processes, step))
                     while group is not None and processes.num_requests(group[0]) < self._max_requests:
                         processes.request(group[0], group, schedule)
                         group = next(groups, None)
                 yield _result_of(built.pop(step))
 
-    def _measure(
-        self, built: dict[int, BatchResult | Exception], step_bytes: int
-    ) -> dict[int, BatchResult | Exception]:
-        """The same batches; how long they took decides how many steps the next requests have."""
+    def _receive(self, processes: ProcessBuilder, step: int) -> dict[int, BatchResult | Exception]:
+        """Batches of a worker; how long they took decides how many steps the next requests have."""
+        built = processes.receive(step)
         for result in built.values():
             if isinstance(result, BatchResult):
                 self._seconds += _WEIGHT * (sum(result.seconds) - self._seconds)
-        self._bytes = max(self._bytes, step_bytes)
+        self._bytes = max(self._bytes, processes.step_bytes)
         return built
 
     def _groups(self, first: int, end: int) -> Iterator[range]:
         """The steps of each request, in the order in which the first ones are needed."""
         while first < end:
-            sizes = (
-                n for n in _GROUP_SIZES if n * self._seconds <= _GROUP_SECONDS and n * self._bytes <= _GROUP_BYTES
-            )
-            last = min(first + self._num_workers * next(sizes, 1), end)
+            most = min(_GROUP_SECONDS / self._seconds, _GROUP_BYTES / max(1, self._bytes))
+            size = next((size for size in _GROUP_SIZES if size <= most), 1)
+            last = min(first + self._num_workers * size, end)
             for step in range(first, min(first + self._num_workers, last)):
                 yield range(step, last, self._num_workers)
             first = last

@@ -1,5 +1,6 @@
 """Divides a stream into steps and the steps among ranks, as a Schedule does for a plan."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -8,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from rankfeed.columns.layout import copy_sample
-from rankfeed.errors import PlanError, StreamError
+from rankfeed.errors import StreamError
 from rankfeed.loading.batch_builder import BatchSpec
 from rankfeed.loading.streams.stream import StreamPosition, StreamReader
 from rankfeed.plan import Tail
+from rankfeed.plan.schedule import refuse_short_epoch
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,12 @@ class StreamSharding:
         return 0 if self.sharded else self.rank
 
     def specs(self, reader: StreamReader) -> Iterator[tuple[BatchSpec, StreamPosition]]:
-        """This rank's part of each step, and the position after it."""
+        """This rank's part of each step, with the time that it took to read, and the position after it."""
+        began = time.perf_counter()
         for step, (count, mine, position) in enumerate(self._steps(reader)):
-            yield self.spec(step, position.num_read - count, count, mine, reader.last), position
+            spec = self.spec(step, position.num_read - count, count, mine, reader.last)
+            yield spec._replace(read_seconds=time.perf_counter() - began), position
+            began = time.perf_counter()
 
     def spec(self, step: int, first: int, count: int, mine: list[Any], filler: list[Any]) -> BatchSpec:
         """The BatchSpec of a step of ``count`` samples from position ``first`` on."""
@@ -103,14 +108,7 @@ class StreamSharding:
             return
         if total == 0:
             raise empty_stream("the stream yielded nothing", where=f"epoch {self.epoch}")
-        if total < self.world_size and self.tail != "pad":
-            raise PlanError(
-                "an epoch has fewer samples than there are ranks",
-                expected=f"at least {self.world_size} samples",
-                found=total,
-                where=f"epoch {self.epoch}",
-                remedy='train on fewer ranks, or use tail="pad", which masks the rows it repeats',
-            )
+        refuse_short_epoch(total, self.world_size, self.tail, f"epoch {self.epoch}")
 
 
 def empty_stream(summary: str, where: str | None = None) -> StreamError:

@@ -151,12 +151,7 @@ class StreamReader:
     """An open stream; counts the samples read."""
 
     def __init__(
-        self,
-        iterator: Iterator[Any],
-        owner: Any,
-        num_read: int,
-        where: str,
-        loaded: StreamSnapshot | None = None,
+        self, iterator: Iterator[Any], owner: Any, num_read: int, where: str, loaded: StreamSnapshot | None = None
     ) -> None:
         self._loaded = loaded
         self.num_read = num_read  # samples of the epoch that were read or skipped

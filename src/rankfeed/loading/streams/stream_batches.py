@@ -1,6 +1,5 @@
 """The batches that one rank makes of its stream, read and built ahead, and what it reports about them."""
 
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -88,7 +87,7 @@ class StreamBatches:
 
     def _open(self) -> StreamReader:
         self._reader = self._open_stream()
-        self._specs = _timed(self._sharding.specs(self._reader))
+        self._specs = self._sharding.specs(self._reader)
         return self._reader
 
     def _run(self) -> Generator[PositionedBatch, None, None]:
@@ -146,13 +145,3 @@ class StreamBatches:
         self._batches.close()
         if self._reader is not None and self.unfinished_read is None:
             self._reader.close()
-
-
-def _timed(specs: Iterator[tuple[BatchSpec, StreamPosition]]) -> Iterator[tuple[BatchSpec, StreamPosition]]:
-    """The same, with the time that the samples took to read."""
-    while True:
-        began = time.perf_counter()
-        item = next(specs, None)
-        if item is None:
-            return
-        yield item[0]._replace(read_seconds=time.perf_counter() - began), item[1]

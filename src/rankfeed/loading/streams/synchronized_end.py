@@ -32,11 +32,10 @@ def decide(reports: Sequence[RankReport], *, pads: bool) -> StepDecision:
     """The decision that follows from the reports of all ranks, the same on every rank."""
     # Under "drop" the rank with the fewest steps decides, under "pad" the one with the most; none gets past an
     # error.
-    steps = min(report.steps for report in reports)
+    prepared = [report.steps for report in reports]
+    steps = min(prepared)
     if pads:
-        steps = min(
-            (report.steps for report in reports if report.error), default=max(report.steps for report in reports)
-        )
+        steps = min((report.steps for report in reports if report.error), default=max(prepared))
     stopping = [report for report in reports if report.ended and report.steps <= steps]
     over = len(stopping) == len(reports) if pads else any(report.steps == steps for report in stopping)
     failed = next((report for report in reports if report.error and report.steps == steps), None)
