@@ -57,9 +57,7 @@ from rankfeed.loading.row_lookup import RowLookup
 from rankfeed.plan import RngStreams, Schedule, wants_rng
 from rankfeed.sources import Source
 from rankfeed.sources.chunked import LOOKUPS
-from rankfeed.sources.source import MORE_PROBES, PROBES, Declared, probe_ids
-
-Int64 = npt.NDArray[np.int64]
+from rankfeed.sources.source import MORE_PROBES, PROBES, Declared, Int64, probe_ids
 
 _UNCHANGED = nullcontext()
 #: A suggested fields= with more entries is shortened.

@@ -336,9 +336,7 @@ def _row_counts(value: Any, rows: int, *, is_batch: bool = True) -> set[int | No
     if isinstance(value, list | tuple):
         # Entries are fields, or there is one for each row.
         counts, is_short = _common_counts(value, rows), len(value) <= _MAX_FIELDS
-        if rows in counts:
-            return {rows}
-        if len(value) == rows and not is_short:
+        if rows in counts or (len(value) == rows and not is_short):
             return {rows}
         if None in counts and not is_batch and (isinstance(value, list) or not is_short):
             return {len(value)}

@@ -13,16 +13,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from rankfeed._util.handle_cache import open_file_limit
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.columns import Columns
 from rankfeed.plan import Schedule
 from rankfeed.sources import Source
-
-Int64 = npt.NDArray[np.int64]
+from rankfeed.sources.source import Int64
 
 #: Rows looked up at once, after some smaller groups: the first batch must not wait for them.
 _MAX_ROWS = 16384

@@ -189,7 +189,6 @@ class Gap:
         launch = f"launch {self.coverage.launch + 1}"
         if self.rank is None:
             return f"{where}: {launch} stopped before them, and the next one began after them"
-        reason = (
-            f"stopped after {self.first_step:,} steps" if self.rank in self.coverage.steps else "left no ledger"
-        )
+        stopped = f"stopped after {self.first_step:,} steps"
+        reason = stopped if self.rank in self.coverage.steps else "left no ledger"
         return f"{where}: the share of rank {self.rank} in {launch}, which {reason}"

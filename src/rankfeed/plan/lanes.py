@@ -196,9 +196,8 @@ class ScrambledLanes:
         index -= step * size + (ends - rows).ravel()[flat]
         sizes = rows.ravel()[flat]
         tweaks = mix((starts[:, None] * groups + group).view(np.uint64))
-        most = min(
-            size, (size // count + 2) * -(-count // groups)
-        )  # of a group: a property of all steps of a size
+        # The most rows of a group: a property of all steps of a size.
+        most = min(size, (size // count + 2) * -(-count // groups))
         index = permutation(index, most, self._key(epoch), tweaks=tweaks, sizes=sizes.view(np.uint64))
         # The first rows of a group are those of the incomplete rounds, the others go through its lanes.
         beyond = index - few.ravel()[flat]

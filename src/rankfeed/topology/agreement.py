@@ -73,9 +73,8 @@ def _rank_contradictions(located: Sequence[tuple[ProcessReport, Topology]]) -> l
         if len(members) > 1:
             places = "; ".join(f"{report.host}, pid {report.pid}" for report in members[:_LISTED])
             problems.append(f"rank {rank} was reported by {len(members)} processes: {places}")
-    missing = missing_ranks(
-        (report for report, _ in located), max((here.world_size for _, here in located), default=0)
-    )
+    world_size = max((here.world_size for _, here in located), default=0)
+    missing = missing_ranks((report for report, _ in located), world_size)
     return [*problems, f"{format_ranks(missing)} did not report"] if missing else problems
 
 
@@ -87,10 +86,8 @@ def _local_contradictions(located: Sequence[tuple[ProcessReport, Topology]]) -> 
         where = f"on node {node} ({host})"
         sizes = sorted({here.local_world_size for here in members})
         if sizes != [len(members)]:
-            reported = " or ".join(map(str, sizes))
-            problems.append(
-                f"{where} there are {len(members)} processes, but their local world size is {reported}"
-            )
+            size = " or ".join(map(str, sizes))
+            problems.append(f"{where} there are {len(members)} processes, but their local world size is {size}")
         counts = Counter(here.local_rank for here in members)
         # `torchrun --virtual-local-rank` sets 0 in all of them.
         twice = [rank for rank, count in sorted(counts.items()) if count > 1]

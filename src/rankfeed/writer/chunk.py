@@ -187,8 +187,7 @@ def concat_chunks(chunks: list[Chunk]) -> Chunk:
         offsets = None
         if field.kind != "dense":
             lengths = [np.diff(part.offsets) for part in parts if part.offsets is not None]
-            offsets = np.zeros(rows + 1, np.int64)
-            np.cumsum(np.concatenate(lengths), out=offsets[1:])
+            offsets = np.concatenate([[0], *lengths]).cumsum()
         columns[name] = ColumnBuffer(np.concatenate([part.values for part in parts]), offsets)
     return Chunk(rows, dict(fields), columns)
 

@@ -117,10 +117,9 @@ def coordinate(
                 finally:
                     # What a second call continues stays, and what ranks are writing.
                     is_ours = not is_resumable(staging) and not (staging / TASKS).exists()
-                    if is_ours and (is_new or (dest / MANIFEST_NAME).exists()):
-                        with suppress(OSError):
-                            if held.is_held():
-                                clear(staging)
+                    with suppress(OSError):
+                        if is_ours and (is_new or (dest / MANIFEST_NAME).exists()) and held.is_held():
+                            clear(staging)
         except BaseException:
             if is_new:
                 with suppress(OSError):  # not empty

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from rankfeed.columns.columns import Columns
 from rankfeed.errors import WriteError, describe_error
 from rankfeed.plan import Plan
 from rankfeed.sources import Source
+from rankfeed.sources.source import Int64
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.file_errors import os_errors
 from rankfeed.writer.chunk import (
@@ -31,8 +31,6 @@ from rankfeed.writer.chunk import (
 )
 from rankfeed.writer.sample_map import SampleMap
 from rankfeed.writer.staging import Part, is_intact, read_task, write_part, write_task
-
-Int64 = npt.NDArray[np.int64]
 
 #: Rows that are read to estimate the size of a row, and bytes after which no more are.
 _PROBES, _PROBE_BYTES = 256, 64 << 20

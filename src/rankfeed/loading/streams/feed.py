@@ -97,9 +97,7 @@ class StreamFeed:
     def load_state(self, state: Mapping[str, Any]) -> Cursor:
         parsed, seed = decode_as(StreamState, state), self._builder.seed
         if parsed.seed != seed:
-            raise StateError(
-                "the checkpoint has another seed", expected=f"seed {seed}", found=f"seed {parsed.seed}"
-            )
+            raise StateError("the checkpoint has another seed", expected=seed, found=parsed.seed)
         if parsed.shards != self._shards:
             raise StateError(
                 "the checkpoint belongs to a stream that was sharded differently",
