@@ -529,7 +529,7 @@ class BatchBuilder:
         for sample_id, sample in zip(spec.ids.tolist(), samples, strict=True):
             if isinstance(sample, dict):
                 if self.id_column in sample:
-                    raise name_conflict(self.id_column, spec.where)
+                    raise name_conflict(self.id_column, spec.where, TransformError)
                 sample = copy.copy(sample)
                 sample[self.id_column] = sample_id
             given.append(sample)
@@ -566,7 +566,7 @@ class BatchBuilder:
             )
         for name, values in extra.items():
             if name in batch:
-                raise name_conflict(name, spec.where)
+                raise name_conflict(name, spec.where, TransformError)
             annotate(batch, name, torch.from_numpy(values.copy()))
 
 

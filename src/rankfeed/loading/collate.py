@@ -19,7 +19,7 @@ from rankfeed.columns.buffers import retain_heap
 from rankfeed.columns.columns import Allocate, Bytes, Columns, Dense, Ragged
 from rankfeed.columns.layout import Layout, Leaf, Mismatch, Path, dotted_name, fit_values, map_leaves
 from rankfeed.columns.pointers import PendingCopies
-from rankfeed.errors import ArgumentError, TransformError, listed
+from rankfeed.errors import ArgumentError, RankfeedError, TransformError, listed
 
 RaggedAs = Literal["pad", "nested", "list"]
 BytesAs = Literal["bytes", "view"]
@@ -183,9 +183,9 @@ def _with_lengths(batch: Any, layout: Layout) -> Any:
     return fields
 
 
-def name_conflict(name: str, where: str | None = None) -> ArgumentError:
+def name_conflict(name: str, where: str | None = None, kind: type[RankfeedError] = ArgumentError) -> RankfeedError:
     """The error for a column of lengths, ids or padding rows that would replace another one."""
-    return ArgumentError(
+    return kind(
         "the loader would add a column that exists already",
         found=repr(name),
         where=where,
