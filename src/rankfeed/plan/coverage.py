@@ -58,15 +58,7 @@ class PositionOrder:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The positions of an epoch that its ranks delivered in one pass.
-
-    Attributes:
-        order: of the positions; its lanes divide the positions of a step among the ranks.
-        epoch, start, batch_size, world_size, tail: of the schedules (see `Schedule`).
-        steps: that each rank delivered; absent ranks delivered none.
-        launch: of the job, counted from 0.
-        until: the position at which another pass took over.
-        left: whether its launch continued with a later epoch.
+    """The positions of an epoch that its ranks delivered in one pass, by schedules of the same options.
 
     Examples:
         >>> coverage = Coverage(PositionOrder(10), 0, 0, 2, 2, "even", {0: 2, 1: 1})
@@ -74,16 +66,16 @@ class Coverage:
         (5, [(4, 7, 2, 1), (7, 10, 3, None)])
     """
 
-    order: PositionOrder
+    order: PositionOrder  # its lanes divide the positions of a step among the ranks
     epoch: int
     start: int
     batch_size: int
     world_size: int
     tail: ScheduleTail
-    steps: dict[int, int]
-    launch: int = 0
-    until: int = sys.maxsize
-    left: bool = False
+    steps: dict[int, int]  # that each rank delivered; absent ranks delivered none
+    launch: int = 0  # of the job, counted from 0
+    until: int = sys.maxsize  # the position at which another pass took over
+    left: bool = False  # whether its launch continued with a later epoch
 
     @property
     def least(self) -> int:
@@ -150,24 +142,15 @@ def _positions(schedule: Schedule, step: int) -> Int64:
 
 @dataclass(frozen=True)
 class Gap:
-    """Positions of an epoch that were not delivered.
-
-    Attributes:
-        epoch: the epoch.
-        low, high: bounds of the positions.
-        samples: how many of them are missing.
-        coverage: the pass that should have delivered them; None: no pass covers them.
-        rank: the rank whose share is missing; None: everything between the bounds is missing.
-        first_step: steps that this rank delivered.
-    """
+    """Positions of an epoch that were not delivered."""
 
     epoch: int
     low: int
     high: int
-    samples: int
-    coverage: Coverage | None = None
-    rank: int | None = None
-    first_step: int = 0
+    samples: int  # how many of the positions between these bounds are missing
+    coverage: Coverage | None = None  # the pass that should have delivered them; None: no pass covers them
+    rank: int | None = None  # whose share is missing; None: everything between the bounds is missing
+    first_step: int = 0  # steps that this rank delivered
 
     def positions(self) -> Iterator[Int64]:
         """The missing positions, in int64 arrays of some thousands."""

@@ -317,10 +317,9 @@ def _block_starts(blocks: int | Sequence[int] | npt.NDArray[np.integer], implied
     sizes = check_int_array("blocks", blocks)
     if sizes.ndim != 1:
         raise invalid("blocks", "a number of samples, or a sequence of block sizes", blocks)
-    if sizes.size == 0:
-        return np.zeros(1, np.int64)
-    if sizes.min() < 0 or sizes.max() > MAX_SIZE:
-        bad = int(np.argmax((sizes < 0) | (sizes > MAX_SIZE)))
+    is_bad = (sizes < 0) | (sizes > MAX_SIZE)
+    if is_bad.any():
+        bad = int(is_bad.argmax())
         raise PlanError("invalid block size", expected="0 to 2**62", found=int(sizes[bad]), where=f"block {bad}")
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:], dtype=np.int64)

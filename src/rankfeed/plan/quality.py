@@ -25,17 +25,11 @@ _COUNTED_STEPS, _COUNTED_ROWS = 2**11, 2**19
 
 @dataclass(frozen=True)
 class ShuffleQuality:
-    """How well batches are mixed: on data with ten classes of equal size, sorted as a whole or in each block.
+    """How well batches are mixed: on data with ten classes of equal size, sorted as a whole or in each block."""
 
-    Attributes:
-        classes: classes in a rank's batch, relative to a global shuffle, of the data that are mixed less well.
-        global_classes: classes in a global batch, likewise.
-        blocks: blocks that the rows of a rank's batch are from, on average.
-    """
-
-    classes: float
-    global_classes: float
-    blocks: float
+    classes: float  # in a rank's batch, relative to a global shuffle, of the data that are mixed less well
+    global_classes: float  # in a global batch, likewise
+    blocks: float  # that the rows of a rank's batch are from, on average
 
     @property
     def is_mixed(self) -> bool:
@@ -51,15 +45,10 @@ class ShuffleQuality:
 
 @dataclass(frozen=True)
 class ReadingCost:
-    """What a rank reads in an epoch.
+    """What a rank reads in an epoch."""
 
-    Attributes:
-        share: share of the blocks that it reads; None if too few rows could be examined.
-        decoded: blocks that it decodes, a block again if it left the cache in between.
-    """
-
-    share: float | None
-    decoded: int
+    share: float | None  # of the blocks; None if too few rows could be examined
+    decoded: int  # blocks that it decodes, a block again if it left the cache in between
 
 
 def remedy_for(plan: Plan) -> str:
@@ -145,12 +134,7 @@ def measure_reading(
 ) -> ReadingCost:
     """Measure which blocks the middle rank reads in an epoch, and how many it decodes.
 
-    Args:
-        plan: the order.
-        batch_size: rows of a rank's batch.
-        world_size: number of ranks.
-        cached_blocks: blocks that a rank's cache holds, those used last; None if it holds all that are used again.
-        epoch: number of the epoch.
+    A rank's cache holds the ``cached_blocks`` that were used last; None if it holds all that are used again.
 
     Examples:
         >>> measure_reading(Plan([10] * 100, shuffle="none"), batch_size=10, world_size=2)

@@ -86,7 +86,7 @@ class BuildAttempt:
 
     def new_staging_dir(self) -> Path:
         """An empty directory to build into; leftovers of processes that were killed are removed first."""
-        self._remove_leftovers()
+        self.remove_leftovers()
         self._tries += 1
         self.staging = self.control / f"{self._name}-{self._tries}"
         self.staging.mkdir()
@@ -99,7 +99,8 @@ class BuildAttempt:
         except OSError as error:
             raise self.failed(error) from error
 
-    def _remove_leftovers(self) -> None:
+    def remove_leftovers(self) -> None:
+        """Remove what processes left that were killed."""
         builds = [path for path in self.control.iterdir() if _BUILD.fullmatch(path.name)]
         # Checked after listing: as long as the lease was held, no build of a successor was among them.
         if not self.lease.is_held():
@@ -108,11 +109,6 @@ class BuildAttempt:
             discard(path)
         remove_leftovers(self.control, self.path)
         remove_temporaries(self.control)
-
-    def clean_up(self) -> None:
-        """Remove what other processes left; the directory is prepared."""
-        self._remove_leftovers()
-        forget_failures(self.control, self.key)
 
     def discard(self) -> None:
         """Remove what this process has built; a forked child does nothing."""

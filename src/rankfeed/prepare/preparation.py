@@ -30,7 +30,7 @@ from rankfeed.prepare.build import Build, BuildAttempt, cannot_prepare, raise_fa
 from rankfeed.prepare.marker import DirState, inspect_dir, key_with_inputs, refuse_foreign_files
 from rankfeed.prepare.swap import control_dir, refuse_irreplaceable
 from rankfeed.prepare.wait import ThreadStack, WaitReporter, building, refuse_reentry
-from rankfeed.storage.failure import next_attempt
+from rankfeed.storage.failure import forget_failures, next_attempt
 from rankfeed.storage.lease import Lease, StallDetector
 from rankfeed.storage.network_fs import refresh_path
 
@@ -251,7 +251,8 @@ class Preparation:
                     held = lease.acquire(owner)
                     if held is not None:
                         with held:
-                            BuildAttempt(self.path, self._control, key, held).clean_up()
+                            BuildAttempt(self.path, self._control, key, held).remove_leftovers()
+                            forget_failures(self._control, key)
 
     def _is_prepared(self, key: str) -> bool:
         state = inspect_dir(self.path, key)

@@ -203,19 +203,18 @@ def _ids(job: WriteJob, task: WriteTask) -> Iterator[Int64]:
 
 def shards_of_iterable(samples: Iterable[Any], sample_map: SampleMap | None, shard_bytes: int) -> Iterator[Chunk]:
     """The rows of an iterable of dicts as they are written."""
-    numbered: Iterator[tuple[int, Any]] = enumerate(_read(samples))
-    noun = "row"
+    numbered, noun = _numbered(samples), "row"
     if sample_map is not None:
         numbered, noun = sample_map.apply(numbered), "mapped sample"
     return gather_shards(chunks_of_samples(numbered, shard_bytes, noun), shard_bytes)
 
 
-def _read(samples: Iterable[Any]) -> Iterator[Any]:
-    """The samples; an OSError of the input is not one of the output."""
+def _numbered(samples: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """The samples with the numbers of their rows; an OSError of the input is not one of the output."""
     row = 0
     try:
         for sample in samples:
-            yield sample
+            yield row, sample
             row += 1
     except OSError as error:
         raise WriteError("cannot read the input", found=error, where=f"row {row}") from error
