@@ -290,9 +290,8 @@ class BatchBuilder:
                 if self.source.collate is not None:
                     self.has_layout = True
                     return
-                raise self.field_error(
-                    error, f"{self.source.name_of(ids[error.row])}, read before the first step"
-                ) from error
+                where = f"{self.source.name_of(ids[error.row])}, read before the first step"
+                raise self.field_error(error, where) from error
             if not any(is_unknown(leaf) for _, leaf in leaves(layout)):
                 break
         if self.source.collate is None or flat_fields(layout) is not None:
@@ -412,10 +411,9 @@ class BatchBuilder:
         arrays = [name for name, leaf in named.items() if leaf.how == "arrays" or leaf.field.kind == "ragged"]
         wrong = [name for name in (declared.ragged if declared is not None else ()) if name not in arrays]
         if wrong:
+            summary = "ragged= names a field that is not an array"
             description = ", ".join(f"{name!r}: {leaf}" for name, leaf in named.items())
-            raise Mismatch.of(
-                "ragged= names a field that is not an array", (), "names", expected=wrong, found=description
-            )
+            raise Mismatch.of(summary, (), "names", expected=wrong, found=description)
         if self.source.collate is None:
             map_leaves(samples, layout, check_collated)
         return layout

@@ -36,6 +36,5 @@ class Cursor:
 
     def schedule(self, plan: SampleOrder, batch_size: int, topology: Topology, tail: ScheduleTail) -> Schedule:
         """The steps from here to the end of the epoch."""
-        return Schedule(
-            plan, batch_size=batch_size, topology=topology, epoch=self.epoch, start=self.position, tail=tail
-        )
+        epoch, start = self.epoch, self.position
+        return Schedule(plan, batch_size=batch_size, topology=topology, epoch=epoch, start=start, tail=tail)

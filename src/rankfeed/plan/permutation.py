@@ -101,11 +101,6 @@ def _radices(n: int) -> tuple[int, int]:
     return low_bits, even * -(-n // (even << low_bits))
 
 
-@lru_cache(maxsize=64)
-def _network(n: int, key: Key) -> _Network:
-    return _Network(n, key)
-
-
 class _Network:
     """The Feistel network of one domain and key."""
 
@@ -179,3 +174,6 @@ class _Network:
         np.right_shift(out, _32, out=scratch)
         np.bitwise_xor(out, scratch, out=out)
         np.multiply(out, _M2, out=out)
+
+
+_network = lru_cache(maxsize=64)(_Network)

@@ -59,8 +59,7 @@ def cannot_prepare(error: OSError, path: Path) -> PrepareError:
             user = f"user {closed.stat().st_uid}"
             with suppress(KeyError):  # an account that this host does not have
                 user = closed.owner()
-            remedy = f"ask {user}, the owner of {closed}, for access, or to remove it"
-            remedy += "; or choose another directory"
+            remedy = f"ask {user}, the owner of {closed}, for access or to remove it; or choose another directory"
     return PrepareError(
         "cannot prepare the directory",
         found=error.strerror or error,

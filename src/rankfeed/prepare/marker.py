@@ -175,8 +175,7 @@ def foreign_files(path: Path) -> list[str]:
     """Names of files in a prepared directory that are not in its marker."""
     marker = read_marker(path)
     expected = {MARKER_NAME} if marker is None else {MARKER_NAME, *(entry.name for entry in marker.files)}
-    names = (file.relative_to(path).as_posix() for file in _files(path))
-    return sorted(name for name in names if name not in expected)
+    return sorted({file.relative_to(path).as_posix() for file in _files(path)} - expected)
 
 
 def refuse_foreign_files(path: Path, state: DirState) -> None:

@@ -87,10 +87,9 @@ def _why_immovable(path: Path, control: Path) -> str:
 def swap_dir(staging: Path, path: Path, control: Path) -> None:
     """Publish a build whose marker is written; between the two renames, nothing is there."""
     old = _new(control, _OLD)
-    moved = False
-    if os.path.lexists(path) and read_marker(path) is not None:
+    moved = os.path.lexists(path) and read_marker(path) is not None
+    if moved:
         os.rename(path, old)
-        moved = True
     try:
         os.rename(staging, path)  # an empty directory is replaced
     except BaseException:

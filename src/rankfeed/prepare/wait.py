@@ -112,9 +112,8 @@ class WaitReporter:
 
     def _report(self, owner: LeaseOwner, control: Path, waited: float) -> None:
         who = f"{self.label}: waiting" if self.label else "waiting"
-        text = (
-            f"{who} for {owner} to build {self._path}{_since(owner)}: {_progress(control)}, waited {waited:.0f} s"
-        )
+        state = f"{_progress(control)}, waited {waited:.0f} s"
+        text = f"{who} for {owner} to build {self._path}{_since(owner)}: {state}"
         if owner.is_local and owner.is_current_process:
             text += "; that is this process: a build function must not wait for threads that wait for the build"
         _log.warning("%s", text)

@@ -48,13 +48,9 @@ class Chunk:
                 pieces.append(stored.offsets.view(np.uint8).data)
         return digest_of(str(self.rows).encode(), *pieces)
 
-    def converted(self, fields: Fields) -> Chunk:
-        """The same rows under wider fields, as `join_fields` returns them."""
-        columns = {
-            name: _converted(self.columns[name], self.fields[name], field, self.rows, f"field {name!r}")
-            for name, field in fields.items()
-        }
-        return Chunk(self.rows, dict(fields), columns)
+    def take(self, name: str, field: Field) -> ColumnBuffer:
+        """Remove a column and return it under a wider field, as `join_fields` returns them."""
+        return _converted(self.columns.pop(name), self.fields[name], field, self.rows, f"field {name!r}")
 
 
 def chunks_of_samples(samples: Iterable[tuple[int, Any]], shard_bytes: int, noun: str) -> Iterator[Chunk]:
@@ -164,7 +160,7 @@ def _stored(name: Any, column: Column, where: str) -> tuple[Field, ColumnBuffer]
     if field.kind == "dense" and field.shape[:1] == (0,):
         # Arrow's fixed-size lists have at least one element.
         wide = Field("ragged", field.dtype, field.shape[1:])
-        stored, field = _converted(stored, field, wide, len(column)), wide
+        stored, field = _converted(stored, field, wide, len(column), place), wide
     if 0 in field.shape:
         raise WriteError("arrays with an inner dimension of 0 cannot be written", found=field, where=place)
     return field, stored
@@ -180,10 +176,7 @@ def concat_chunks(chunks: list[Chunk]) -> Chunk:
     rows = sum(chunk.rows for chunk in chunks)
     columns = {}
     for name, field in fields.items():
-        parts = [
-            _converted(chunk.columns.pop(name), chunk.fields[name], field, chunk.rows, f"field {name!r}")
-            for chunk in chunks
-        ]
+        parts = [chunk.take(name, field) for chunk in chunks]
         offsets = None
         if field.kind != "dense":
             lengths = [np.diff(part.offsets) for part in parts if part.offsets is not None]
@@ -225,14 +218,14 @@ def join_fields(one: Fields, other: Fields, where: str) -> dict[str, Field]:
     return joined
 
 
-def _converted(stored: ColumnBuffer, old: Field, new: Field, rows: int, where: str = "") -> ColumnBuffer:
+def _converted(stored: ColumnBuffer, old: Field, new: Field, rows: int, where: str) -> ColumnBuffer:
     if old == new:
         return stored
     values, offsets = convert_exactly(stored.values, np.dtype(new.dtype)), stored.offsets
     if values is None:
         raise WriteError(
             f"numbers do not fit into one column: {old.dtype} would lose digits or signs as {new.dtype}",
-            where=where or None,
+            where=where,
             remedy="convert them with map=..., or use separate fields",
         )
     if new.kind == "ragged" and offsets is None:

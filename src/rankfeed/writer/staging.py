@@ -192,8 +192,9 @@ def widened(staging: Path, part: Part, fields: Fields) -> Part:
     if list(part.fields.items()) == list(fields.items()):  # in the same order, too
         return part
     path = staging / part.shard.path
-    columns = read_shard(map_file(path), part.fields, part.shard.rows, str(path))
-    chunk = Chunk(part.shard.rows, part.fields, columns).converted(fields)
+    rows = part.shard.rows
+    stored = Chunk(rows, part.fields, read_shard(map_file(path), part.fields, rows, str(path)))
+    chunk = Chunk(rows, dict(fields), {name: stored.take(name, field) for name, field in fields.items()})
     task, index, _ = path.name.split("-")
     return write_part(staging, int(task), int(index), chunk, part)
 

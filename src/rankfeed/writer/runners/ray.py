@@ -154,15 +154,15 @@ def _run_on_worker(job: bytes, staging: str, task: WriteTask) -> list[Part] | Ex
 
     try:
         deadline = time.monotonic() + _VISIBLE
-        while not os.path.isdir(staging) and time.monotonic() < deadline:
+        while not os.path.isdir(staging):
+            if time.monotonic() > deadline:
+                return WriteError(
+                    "a node of the Ray cluster does not see the destination",
+                    expected="a file system that all nodes share, under the same path",
+                    where=f"{os.path.dirname(staging)} on {socket.gethostname()}",
+                    remedy='choose a shared directory, or use runner="local"',
+                )
             time.sleep(0.1)
-        if not os.path.isdir(staging):
-            return WriteError(
-                "a node of the Ray cluster does not see the destination",
-                expected="a file system that all nodes share, under the same path",
-                where=f"{os.path.dirname(staging)} on {socket.gethostname()}",
-                remedy='choose a shared directory, or use runner="local"',
-            )
         return run_task(_unpickled(job), task)
     except Exception as error:
         return picklable_error(error)
