@@ -106,13 +106,11 @@ def _relative_classes(batches: list[Int64], plan: Plan) -> float:
     edges = total * parts // _CLASSES
     of_classes = [(sizes * (part + 1) // _CLASSES - sizes * part // _CLASSES).sum() for part in parts[:-1]]
 
-    def class_in_block(ids: Int64) -> Int64:
-        block = plan.block_of(ids)
-        labels: Int64 = ((ids - starts[block] + 1) * _CLASSES - 1) // sizes[block]
-        return labels
-
     sorted_as_a_whole = [edges.searchsorted(ids, side="right") for ids in batches]
-    sorted_in_blocks = [class_in_block(ids) for ids in batches]
+    sorted_in_blocks = []
+    for ids in batches:
+        block = plan.block_of(ids)
+        sorted_in_blocks.append(((ids - starts[block] + 1) * _CLASSES - 1) // sizes[block])
     return min(
         sum(len(np.unique(labels)) for labels in by_batch) / _expected_classes(batches, counts)
         for by_batch, counts in ((sorted_as_a_whole, np.diff(edges)), (sorted_in_blocks, np.array(of_classes)))

@@ -247,12 +247,11 @@ class Preparation:
         with suppress(OSError):  # the prepared directory may be all that this process can see or write
             if self._control.exists():
                 owner = lease.owner()
-                if owner is None or lease.is_expired(owner, StallDetector()):
-                    held = lease.acquire(owner)
-                    if held is not None:
-                        with held:
-                            BuildAttempt(self.path, self._control, key, held).remove_leftovers()
-                            forget_failures(self._control, key)
+                is_free = owner is None or lease.is_expired(owner, StallDetector())
+                if is_free and (held := lease.acquire(owner)) is not None:
+                    with held:
+                        BuildAttempt(self.path, self._control, key, held).remove_leftovers()
+                        forget_failures(self._control, key)
 
     def _is_prepared(self, key: str) -> bool:
         state = inspect_dir(self.path, key)

@@ -6,6 +6,7 @@ completes the commit, whatever it was called for, so a commit happens once.
 
 import os
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -42,12 +43,8 @@ def commit(
     """Publish staged shards that all have these fields, after the shards of ``base`` if rows are appended."""
     shards = [] if base is None else list(base.shards)
     taken = {shard.path for shard in shards}
-    index = len(shards)
-    for part in parts:
-        while (name := SHARD_NAME.format(index)) in taken:
-            index += 1
-        taken.add(name)
-        shards.append(msgspec.structs.replace(part.shard, path=name))
+    free = (name for name in map(SHARD_NAME.format, count(len(shards))) if name not in taken)
+    shards += [msgspec.structs.replace(part.shard, path=name) for part, name in zip(parts, free, strict=False)]
     total = sum(shard.rows for shard in shards)
     origins = origin if base is None else base.origin + ORIGIN_SEPARATOR + origin
     types = (logical_types or UNSET) if base is None else base.logical_types
