@@ -39,6 +39,5 @@ def check_device(device: str | int | torch.device | None) -> torch.device | None
             torch.empty(0, device=resolved)  # CUDA alone is expensive to initialise
         return resolved
     except Exception as error:
-        raise ArgumentError(
-            "unknown device", expected="a device that torch has here", found=safe_repr(device)
-        ) from error
+        expected = "a device that torch has here"
+        raise ArgumentError("unknown device", expected=expected, found=safe_repr(device)) from error
