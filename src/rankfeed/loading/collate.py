@@ -186,7 +186,7 @@ def _with_lengths(batch: Any, layout: Layout) -> Any:
 def name_conflict(name: str, where: str | None = None, kind: type[RankfeedError] = ArgumentError) -> RankfeedError:
     """The error for a column of lengths, ids or padding rows that would replace another one."""
     return kind(
-        "the loader would add a column with a name that exists already",
+        "a column with a name that the loader needs exists already",
         found=repr(name),
         where=where,
         remedy='rename that column or leave it out (columns=), choose another id_column, or take ragged="list"',
