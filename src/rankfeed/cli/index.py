@@ -53,7 +53,7 @@ def _index(data: Sequence[str], arguments: dict[str, Any], *, quiet: bool) -> di
     shard_list = list_shards(options.dataset_path(data), arguments.get("split"))
     if arguments.get("decompress"):
         shard_list = decompressed(shard_list, cache_dir)
-    shards = shard_list.shards
+    shards = shard_list.paths
     cache = IndexCache(cache_dir, within=shard_list.folder, progress=not quiet)
     indexed = cache.known(shards)
     reused = sum(shard in indexed for shard in shards)

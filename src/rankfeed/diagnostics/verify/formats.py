@@ -21,7 +21,7 @@ from rankfeed.sources.mds.shard import is_hashed, locate, read_shard
 from rankfeed.sources.packed import check_shard
 from rankfeed.sources.paths import expand, files_in
 from rankfeed.sources.tar.index_cache import index_places
-from rankfeed.sources.tar.shard_list import list_shards, read_wids
+from rankfeed.sources.tar.shard_list import ListedShard, list_shards, read_wids
 from rankfeed.sources.tar.tar_index import TarIndex, encode, read_summary, scan
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.manifest import load_manifest
@@ -163,36 +163,34 @@ def _check_mds(shard: MdsShard) -> None:
 
 def _tars(place: Any, split: str | None, cache_dir: str | None) -> DataContents:
     """Headers are compared with indexes; counts, sizes and checksums with descriptions."""
-    if isinstance(place, str) and is_wids(place) and split is None:
-        shards = read_wids(place, check=False)
-    else:
-        shards = list_shards(place, split)
-    contents = DataContents(shards.shards)
-    if shards.where.endswith(".json"):
-        contents.damage += _unlisted(shards.shards, ".tar", shards.where)
-    nothing = [None] * len(shards.shards)
-    described = zip(shards.counts, shards.sizes or nothing, shards.md5s or nothing, strict=True)
-    for path, facts in zip(shards.shards, described, strict=True):
-        indexes = [*map(os.fspath, index_places(path, cache_dir)), path + ".idx"]
-        check = partial(_check_tar, path, facts, indexes, shards.where)
-        contents.add(path, check, facts, [file_stamp(each)[1:] for each in indexes], share=1 if facts[2] else 0.01)
-    if shards.md5s and None not in shards.md5s:
-        contents.checksums, contents.decode = f"the md5 sums of {shards.where}", False
+    is_descriptor = isinstance(place, str) and is_wids(place) and split is None
+    listed = read_wids(place, check=False) if is_descriptor else list_shards(place, split)
+    contents = DataContents(listed.paths)
+    if listed.where.endswith(".json"):
+        contents.damage += _unlisted(listed.paths, ".tar", listed.where)
+    for shard in listed.shards:
+        indexes = [*map(os.fspath, index_places(shard.path, cache_dir)), shard.path + ".idx"]
+        check = partial(_check_tar, shard, indexes, listed.where)
+        facts = shard.samples, shard.size, shard.md5
+        stamps = [file_stamp(index)[1:] for index in indexes]
+        contents.add(shard.path, check, facts, stamps, share=1 if shard.md5 else 0.01)
+    if listed.shards and all(shard.md5 is not None for shard in listed.shards):
+        contents.checksums, contents.decode = f"the md5 sums of {listed.where}", False
     return contents
 
 
-def _check_tar(path: str, facts: Any, indexes: Sequence[str], described_in: str) -> Iterator[Damage]:
-    count, size, md5 = facts
-    check_shard_size(path, size, described_in)
-    if md5 is not None:
+def _check_tar(shard: ListedShard, indexes: Sequence[str], described_in: str) -> Iterator[Damage]:
+    path = shard.path
+    check_shard_size(path, shard.size, described_in)
+    if shard.md5 is not None:
         with open(path, "rb", buffering=0) as file:
             digest = hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
-        if digest != md5:
-            yield Damage("a shard is damaged", path, f"md5 {md5}", f"md5 {digest}")
+        if digest != shard.md5:
+            yield Damage("a shard is damaged", path, f"md5 {shard.md5}", f"md5 {digest}")
     actual = scan(path)
-    if count not in (None, actual.summary.samples):
+    if shard.samples not in (None, actual.summary.samples):
         what = "a shard has another number of samples than its description says"
-        yield Damage(what, path, f"{count} samples", f"{actual.summary.samples} samples")
+        yield Damage(what, path, f"{shard.samples} samples", f"{actual.summary.samples} samples")
     state = actual.summary.tar_bytes, actual.summary.tar_mtime_ns
     for place in filter(os.path.exists, indexes):
         if place.endswith(".idx"):

@@ -167,7 +167,7 @@ def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) ->
     """The same shards, compressed ones replaced by copies: each version is decompressed once, under a lock."""
     folder = cache_folder(cache_dir) / ".rankfeed-decompressed"
     copies: dict[str, Path] = {}
-    for shard in listed.shards:
+    for shard in listed.paths:
         if compression_of(head(shard, 8)):
             status = os.stat(shard)
             version = digest_of(os.fsencode(shard), f"{status.st_size}.{status.st_mtime_ns}".encode())[:16]
@@ -177,7 +177,8 @@ def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) ->
             remove_temporaries(folder)  # only the owner of the lock writes copies
             missing = [shard for shard, copy in copies.items() if not copy.is_file()]
             in_parallel(lambda shard: _decompress(shard, copies[shard]), missing, "decompressing", progress=True)
-    return replace(listed, shards=[os.fspath(copies.get(shard, shard)) for shard in listed.shards])
+    shards = [shard._replace(path=os.fspath(copies.get(shard.path, shard.path))) for shard in listed.shards]
+    return replace(listed, shards=shards)
 
 
 def _decompress(shard: str, copy: Path) -> None:

@@ -4,11 +4,10 @@ A description is not trusted: its counts are compared with the shards, and its n
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,17 +27,27 @@ _MAX_NAMES = 1 << 20
 _Description = TypeVar("_Description")
 
 
+class ListedShard(NamedTuple):
+    """A shard, and what a description says about it; None if it does not."""
+
+    path: str
+    name: str  #: in the description, or relative path
+    samples: int | None = None  #: to be checked, as the others are
+    size: int | None = None  #: bytes
+    md5: str | None = None  #: hexadecimal
+
+
 @dataclass(frozen=True)
 class ShardList:
-    """Shards, and what a description says about them; lists of None if it does not."""
+    """The shards of a dataset."""
 
-    shards: list[str]  #: paths
-    names: list[str]  #: names in the description, or relative paths
-    counts: Sequence[int | None]  #: samples in each, to be checked
-    excluded: frozenset[str] = field(default_factory=frozenset)  #: samples to leave out, ``shard/key``
+    shards: list[ListedShard]
+    excluded: frozenset[str] = frozenset()  #: samples to leave out, ``shard/key``
     where: str = ""  #: path of the description; "" for none
-    sizes: list[int | None] = field(default_factory=list)  #: bytes of each
-    md5s: list[str | None] = field(default_factory=list)  #: hexadecimal
+
+    @property
+    def paths(self) -> list[str]:
+        return [shard.path for shard in self.shards]
 
     @property
     def folder(self) -> str:
@@ -61,7 +70,7 @@ def list_shards(where: Paths, split: str | None = None) -> ShardList:
         return read_wids(paths[0])
     shards = [os.path.abspath(path) for path in files_at(paths, (".tar",))]
     root = common_root(shards)
-    return ShardList(shards, [os.path.relpath(path, root) for path in shards], [None] * len(shards))
+    return ShardList([ListedShard(path, os.path.relpath(path, root)) for path in shards])
 
 
 @decodable
@@ -92,8 +101,8 @@ def read_wids(path: str, *, check: bool = True) -> ShardList:
     descriptor = read_json(path, _Wids)
     if descriptor.wids_version != 1:
         raise SourceError("an unknown version of wids", expected="1", found=descriptor.wids_version, where=path)
-    pairs = [(shard, descriptor.base) for shard in descriptor.shardlist]
-    for component in descriptor.datasets:
+    listed = ShardList([], where=path)
+    for component in [_WidsDataset(descriptor.shardlist, base=descriptor.base), *descriptor.datasets]:
         if component.shardlist is None:
             raise SourceError(
                 "a wids descriptor refers to another",
@@ -101,26 +110,16 @@ def read_wids(path: str, *, check: bool = True) -> ShardList:
                 where=path,
                 remedy="open that one; rankfeed.concat joins several",
             )
-        pairs += [(shard, component.base) for shard in component.shardlist]
-    if not pairs:
+        for shard in component.shardlist:
+            check_data_name(shard.url, path)  # also behind a base
+            name = f"{component.base}/{shard.url}" if component.base else shard.url
+            place = resolve_data_name(listed.folder, name, path)
+            if check:
+                check_shard_size(place, shard.filesize, path)
+            listed.shards.append(ListedShard(place, shard.url, shard.nsamples, shard.filesize, shard.md5sum))
+    if not listed.shards:
         raise SourceError("a wids descriptor names no shards", where=path)
-    described = [shard for shard, _ in pairs]
-    for shard in described:
-        check_data_name(shard.url, path)  # also behind a base
-    folder = os.path.dirname(os.path.abspath(path))
-    shards = [
-        resolve_data_name(folder, f"{base}/{shard.url}" if base else shard.url, path) for shard, base in pairs
-    ]
-    for place, shard in zip(shards, described, strict=True) if check else ():
-        check_shard_size(place, shard.filesize, path)
-    return ShardList(
-        shards,
-        [shard.url for shard in described],
-        [shard.nsamples for shard in described],
-        where=path,
-        sizes=[shard.filesize for shard in described],
-        md5s=[shard.md5sum for shard in described],
-    )
+    return listed
 
 
 @decodable
@@ -162,10 +161,11 @@ def _read_energon(folder: str, split: str | None) -> ShardList:
             where=where,
             remedy="run `energon prepare` again",
         )
-    shards = [resolve_data_name(os.path.abspath(folder), name, meta) for name in names]
+    root = os.path.abspath(folder)
+    shards = [ListedShard(resolve_data_name(root, name, meta), name, counts[name]) for name in names]
     for shard in shards:
-        check_shard_size(shard, None, meta)
-    return ShardList(shards, names, [counts[name] for name in names], excluded, str(meta))
+        check_shard_size(shard.path, None, meta)
+    return ShardList(shards, excluded, str(meta))
 
 
 def _expanded(patterns: list[str], where: Path) -> list[str]:

@@ -35,31 +35,31 @@ class ShardSet:
     """Shards with their indexes, and the sample ids in them; some samples may be left out."""
 
     def __init__(self, listed: ShardList, cache: IndexCache, *, keep_repeated: bool = False) -> None:
-        self.paths = listed.shards
+        self.paths = listed.paths
         #: The shards as this job first saw them.
-        self.files = DataFiles(self.paths, listed.names)
+        self.files = DataFiles(self.paths, [shard.name for shard in listed.shards])
         self._cache = cache
         self.summaries = cache.summaries(self.paths)
         #: Samples of each extension, in order of appearance.
         self.extensions: Counter[str] = Counter()
-        for shard_number, (summary, count) in enumerate(zip(self.summaries, listed.counts, strict=True)):
+        for shard, summary in zip(listed.shards, self.summaries, strict=True):
             self.extensions.update({member.name: member.count for member in summary.extensions})
-            if count not in (None, summary.samples):
+            if shard.samples not in (None, summary.samples):
                 raise SourceError(
                     "a shard has another number of samples than its description says",
-                    expected=f"{count} samples",
+                    expected=f"{shard.samples} samples",
                     found=f"{summary.samples} samples",
-                    where=f"{self.paths[shard_number]}, described in {listed.where}",
+                    where=f"{shard.path}, described in {listed.where}",
                     remedy="create the description again, or open the .tar files themselves by a pattern",
                 )
             if summary.repeated is not None and not keep_repeated:
-                index = cache.load(self.paths[shard_number])
+                index = cache.load(shard.path)
                 first, second = (int(index.offsets[row]) for row in summary.repeated)
                 raise SourceError(
                     "two samples that are not adjacent have the same key: probably one sample in two pieces",
                     expected="all members of a sample side by side",
                     found=f"{index.key(summary.repeated[0])!r} at offset {first} and at {second}",
-                    where=f"{self.paths[shard_number]}, offset {second}",
+                    where=f"{shard.path}, offset {second}",
                     remedy=first_dot_remedy(
                         self.extensions,
                         'write the archive again by `tar --sort=name`, or pass duplicate_keys="keep" to have each '
@@ -146,7 +146,7 @@ class ShardSet:
 
     def _exclude(self, listed: ShardList) -> None:
         """Leave out samples by ``shard/key``."""
-        numbers = {name: shard_number for shard_number, name in enumerate(listed.names)}
+        numbers = {shard.name: shard_number for shard_number, shard in enumerate(listed.shards)}
         excluded: dict[int, set[str]] = {}
         for name in listed.excluded:
             for cut, character in enumerate(name):  # shard names and keys may have slashes: try every cut
