@@ -16,7 +16,7 @@ from rankfeed.errors import PrepareError, listed
 from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.commit import decodable, fsync_dir, read_record, write_record
 from rankfeed.storage.file_errors import os_errors
-from rankfeed.storage.network_fs import is_gone, refresh_path, stat_uncached
+from rankfeed.storage.network_fs import SuppressGone, is_gone, refresh_path, stat_uncached
 from rankfeed.storage.untrusted import check_data_name
 
 MARKER_NAME = ".rankfeed-prepared.json"
@@ -118,13 +118,10 @@ def inspect_dir(path: Path, key: str) -> DirState:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    try:
+    with SuppressGone():
         status = os.lstat(path)
-    except OSError as error:
-        if is_gone(error):
-            return None
-        raise
-    return status.st_dev, status.st_ino
+        return status.st_dev, status.st_ino
+    return None
 
 
 def _inspect(path: Path, key: str) -> DirState:
@@ -148,15 +145,12 @@ def read_marker(path: Path) -> Marker | None:
 
 
 def _exists(path: Path, entry: FileEntry) -> bool:
-    try:
+    with SuppressGone():
         status = os.lstat(path / entry.name)
         if entry.nbytes >= 0 and status.st_size != entry.nbytes and stat.S_ISREG(status.st_mode):
             status = stat_uncached(path / entry.name)  # this host may have cached an earlier size
-    except OSError as error:
-        if is_gone(error):
-            return False
-        raise
-    return stat.S_ISLNK(status.st_mode) if entry.nbytes < 0 else status.st_size == entry.nbytes
+        return stat.S_ISLNK(status.st_mode) if entry.nbytes < 0 else status.st_size == entry.nbytes
+    return False
 
 
 def changed_files(path: Path) -> list[str]:

@@ -12,7 +12,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from rankfeed.storage.network_fs import is_gone
+from rankfeed.storage.network_fs import SuppressGone
 
 #: Prefix of temporary names.
 TEMPORARY = ".tmp-"
@@ -64,14 +64,9 @@ def write_record(path: Path, record: msgspec.Struct) -> None:
 
 def read_record(path: Path, kind: type[_Record]) -> _Record | None:
     """The struct in a file; None if the file does not exist, or contains something else. Raises OSError."""
-    try:
+    with SuppressGone(), suppress(msgspec.DecodeError, RecursionError):
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        if is_gone(error):
-            return None
-        raise
-    except (msgspec.DecodeError, RecursionError):
-        return None
+    return None
 
 
 def remove_temporaries(folder: Path) -> None:

@@ -33,7 +33,7 @@ import msgspec
 
 from rankfeed._util.process_info import boot_id, pid_namespace, process_start_time
 from rankfeed.storage.commit import decodable, fsync_dir
-from rankfeed.storage.network_fs import is_gone, stat_uncached
+from rankfeed.storage.network_fs import SuppressGone, is_gone, stat_uncached
 
 #: Seconds between heartbeats, and without one after which an owner on another host has lost the lease.
 HEARTBEAT, DURATION = 3.0, 45.0
@@ -128,13 +128,10 @@ class Lease:
 
     def chain(self) -> list[LeaseOwner]:
         """All owners, each the successor of the one before it; the last one holds the lease. Raises OSError."""
-        try:
+        names: list[str] = []
+        with SuppressGone():
             # Listed: a network file system may remember for long that a name was missing.
-            names = set(os.listdir(self.directory))
-        except OSError as error:
-            if is_gone(error):
-                return []
-            raise
+            names = os.listdir(self.directory)
         owners: list[LeaseOwner] = []
         name = _FIRST
         while name in names and (owner := _read_owner(self.directory / name)) is not None:
@@ -345,18 +342,14 @@ class HeldLease:
 
 def _read_owner(path: Path) -> LeaseOwner | None:
     """The owner recorded in a lease file; None if there is no file."""
-    try:
+    with SuppressGone():
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except PermissionError:
             time.sleep(_AFTER_RACE)  # another user is about to make it readable
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        with open(descriptor, "rb") as file:
+        with open(descriptor, "rb") as file, suppress(msgspec.DecodeError):
             return msgspec.json.decode(file.read(), type=LeaseOwner)
-    except OSError as error:
-        if is_gone(error):
-            return None
-        raise
-    except msgspec.DecodeError:
         # Incomplete or damaged: its owner counts as alive as long as the file changes.
         return LeaseOwner(f"unknown-{path.name}", path.name, "an unknown host")
+    return None

@@ -114,20 +114,19 @@ def decode_ledger(file: BinaryIO) -> Iterator[PassHeader | StepRecord | DamagedB
     # Consecutive damaged slots are reported as one.
     while slot := file.read(SLOT):
         record: PassHeader | StepRecord | DamagedBytes | None = None
-        if slot[:8] == _MAGIC and len(slot) == SLOT:
-            record, size = _read_header(slot, file, offset, seeds)
-        elif len(slot) == SLOT:
-            size = SLOT
+        if len(slot) < SLOT:
+            record = DamagedBytes(offset, len(slot), torn=True)
+        elif slot[:8] == _MAGIC:
+            record = _read_header(slot, file, offset, seeds)
+        else:
             number, check, place, position, time_ns = _STEP.unpack(slot)
             seed = seeds.get(number)
             function, place = place >> _FUNCTION_SHIFT, place & ((1 << _FUNCTION_SHIFT) - 1)
             is_valid = seed is not None and check == xxhash.xxh32_intdigest(slot[:4] + slot[8:], seed)
             if is_valid and function < len(_FUNCTIONS):
                 record = StepRecord(number, offset, place, position, time_ns, _FUNCTIONS[function])
-        else:
-            size, record = len(slot), DamagedBytes(offset, len(slot), torn=True)
         if record is None:
-            bad += size
+            bad += SLOT
         else:
             if bad:
                 yield DamagedBytes(offset - bad, bad)
@@ -135,33 +134,33 @@ def decode_ledger(file: BinaryIO) -> Iterator[PassHeader | StepRecord | DamagedB
             yield record
             if isinstance(record, DamagedBytes) and record.version is not None:
                 return
-        offset += size
+        offset = file.tell()
     if bad:
         yield DamagedBytes(offset - bad, bad)
 
 
 def _read_header(
     slot: bytes, file: BinaryIO, offset: int, seeds: dict[int, int]
-) -> tuple[PassHeader | DamagedBytes | None, int]:
-    """A header and its size; None and the size of one slot if it is invalid."""
+) -> PassHeader | DamagedBytes | None:
+    """A header, read to its end; None if it is invalid: then only its first slot is read."""
     _, number, length, check, version = _HEAD.unpack(slot)
     if length > _MAX_JSON or length % SLOT or number > _MAX_PASSES or number in seeds:
-        return None, SLOT
+        return None
     payload = file.read(length)
     if len(payload) == length and check == _check(number, payload, version):
         if version != VERSION:
-            return DamagedBytes(offset, SLOT + length, version=version), SLOT + length
+            return DamagedBytes(offset, SLOT + length, version=version)
         try:
             content = msgspec.json.decode(payload, type=PassInfo)
         except (msgspec.DecodeError, RecursionError) as error:
-            return DamagedBytes(offset, SLOT + length, why=str(error)), SLOT + length
+            return DamagedBytes(offset, SLOT + length, why=str(error))
         seeds[number] = check & 0xFFFFFFFF
-        return PassHeader(number, offset, content), SLOT + length
+        return PassHeader(number, offset, content)
     # A damaged length would include steps, which have bytes below 0x20; JSON has none.
     if len(payload) < length and min(payload, default=0x20) >= 0x20:
-        return DamagedBytes(offset, SLOT + len(payload), torn=True), SLOT + len(payload)
+        return DamagedBytes(offset, SLOT + len(payload), torn=True)
     file.seek(offset + SLOT)
-    return None, SLOT
+    return None
 
 
 def _check(number: int, payload: bytes, version: int) -> int:

@@ -6,12 +6,19 @@ here uses a call that the host cannot answer from its cache.
 
 import errno
 import os
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 
 
 def is_gone(error: OSError) -> bool:
     """Whether an error means that a file or directory no longer exists (ESTALE: another host removed it)."""
     return isinstance(error, (FileNotFoundError, NotADirectoryError)) or error.errno == errno.ESTALE
+
+
+class SuppressGone(AbstractContextManager[None, bool]):
+    """Suppresses errors that mean that a file or directory no longer exists."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        return isinstance(error, OSError) and is_gone(error)
 
 
 def stat_uncached(path: str | os.PathLike[str]) -> os.stat_result:
