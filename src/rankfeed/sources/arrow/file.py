@@ -297,14 +297,12 @@ class PlainColumn:
         field = layout.field
         self._memory = Memory(data)
         self._begin = buffers[:, -1, 0].copy()
-        #: Bytes that an innermost offset counts; of a row, without offsets.
-        self._step = field.row_bytes()
-        self._width = field.row_bytes() if field.kind in ("dense", "ragged") else 1
+        #: Bytes of an element, and those that an innermost offset counts (of a row, without offsets).
+        self._width = self._step = field.row_bytes()
         if layout.offsets and field.kind in ("dense", "ragged"):
             lists = len(layout.offsets) - (field.kind == "ragged")
             # Several elements for fixed-size lists.
-            per_offset = int(np.prod(field.shape[lists:], dtype=np.int64))
-            self._step = np.dtype(field.dtype).itemsize * per_offset
+            self._step = Field("dense", field.dtype, field.shape[lists:]).row_bytes()
         # An offset counts elements, or lists, which have one offset more.
         units = [*((width, 1) for _, width, _ in layout.offsets[1:]), (self._step, 0)]
         #: By level of lists: int64 [batches], number of the first offset in the words; the file as words of the

@@ -3,6 +3,7 @@
 Hive, Spark, Polars, DuckDB and others write ``year=2024/month=7/part-0.parquet``.
 """
 
+import glob
 import os
 import re
 from collections.abc import Collection, Sequence
@@ -24,10 +25,11 @@ from rankfeed.sources.paths import Paths, check_utf8, expand, files_in
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
-#: Directories of table formats, in which files may have been deleted: name -> description, remedy.
+#: What is in the directories of table formats, which still have deleted and replaced files: description, remedy.
 _TABLES = {
-    "_delta_log": ("a Delta Lake table", "deltalake.DeltaTable(path).file_uris()"),
-    ".hoodie": ("a Hudi table", "the list of files that Hudi gives for a snapshot"),
+    "_delta_log/": ("a Delta Lake table", "deltalake.DeltaTable(path).file_uris()"),
+    ".hoodie/": ("a Hudi table", "the list of files that Hudi gives for a snapshot"),
+    "metadata/*.metadata.json": ("an Iceberg table", "pyiceberg's table.scan().plan_files()"),
 }
 #: Written by Hive for a null.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -53,17 +55,13 @@ def parquet_files(where: Paths) -> list[PartitionedFile]:
             keys = _keys([*takewhile(lambda name: "=" in name, above)][::-1])
             listed.append(PartitionedFile(os.path.abspath(path), keys))
             continue
-        # Deleted and replaced files are still in the directories of table formats.
-        metadata = os.path.join(path, "metadata")
-        tables = [table for name, table in _TABLES.items() if os.path.isdir(os.path.join(path, name))]
-        if os.path.isdir(metadata) and any(name.endswith(".metadata.json") for name in os.listdir(metadata)):
-            tables.append(("an Iceberg table", "pyiceberg's table.scan().plan_files()"))
-        for description, remedy in tables:
-            raise SourceError(
-                f"the folder is {description}: only its log says which files are valid",
-                where=path,
-                remedy=f"open the list of valid files: {remedy}",
-            )
+        for pattern, (description, remedy) in _TABLES.items():
+            if glob.glob(pattern, root_dir=path):
+                raise SourceError(
+                    f"the folder is {description}: only its log says which files are valid",
+                    where=path,
+                    remedy=f"open the list of valid files: {remedy}",
+                )
         files = files_in(path, PARQUET_SUFFIXES, recursive=True) or [
             file for file in files_in(path, ("",), recursive=True) if is_parquet_file(file)
         ]
