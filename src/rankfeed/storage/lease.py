@@ -100,22 +100,21 @@ class StallDetector:
     """For how long each of several counters has not changed, by this process's clock."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, float]] = {}
-        self._changed: set[str] = set()
+        #: The count seen last, the time since when it has not changed, and whether it has ever changed.
+        self._seen: dict[str, tuple[int, float, bool]] = {}
 
     def seconds(self, name: str, count: int) -> float:
         """Seconds since the counter changed, or since it was seen first."""
         now = time.monotonic()
-        last, since = self._seen.get(name, (None, now))
+        last, since, has_changed = self._seen.get(name, (count, now, False))
         if count != last:
-            if last is not None:
-                self._changed.add(name)
-            self._seen[name] = count, (since := now)
+            since, has_changed = now, True
+        self._seen[name] = count, since, has_changed
         return now - since
 
     def has_changed(self, name: str) -> bool:
         """Whether the counter has changed since it was seen first."""
-        return name in self._changed
+        return name in self._seen and self._seen[name][2]
 
 
 class Lease:

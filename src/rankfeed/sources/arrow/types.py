@@ -170,7 +170,7 @@ def element_of(kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
         return np.dtype(np.bool_), ()
     if types.is_integer(kind) or types.is_floating(kind):
         return np.dtype(kind.to_pandas_dtype()), ()
-    if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind) or types.is_duration(kind):
+    if types.is_temporal(kind):
         return np.dtype(np.int64), ()
     return (np.dtype(np.float64), ()) if types.is_decimal(kind) else None
 

@@ -30,10 +30,9 @@ Bytes8 = npt.NDArray[np.uint8]
 _MAGIC = b"RFTARIX3"
 #: Magic, length of the JSON header, and its checksum.
 _PREFIX = struct.Struct("<8sQQ")
-#: As in WebDataset: the key is everything up to the first dot of the last component, the extension the rest.
-_KEY = re.compile(rb"^((?:.*/|)[^.]+)[.]([^/]*)$")
-#: As in WebDataset: members that are not data.
-_META = re.compile(rb"__[^/]*__($|/)")
+#: As in WebDataset: the key is everything up to the first dot of the last component, the extension the rest; names
+#: that begin with a component ``__*__`` are not data.
+_KEY = re.compile(rb"^(?!__[^/]*__(?:$|/))((?:.*/|)[^.]+)[.]([^/]*)$")
 #: Names that WebDataset gives to columns of its own.
 _RESERVED = ("", "__key__", "__url__", "__local_path__")
 #: Headers by which an archive is compared with its index.
@@ -107,9 +106,7 @@ class TarIndex:
 def split_name(name: bytes) -> tuple[bytes, str] | None:
     """Key and extension of a member as WebDataset defines them; None for a member that is not data."""
     match = _KEY.match(name)
-    if match is None or (name.startswith(b"__") and _META.match(name)):
-        return None
-    return match[1], match[2].decode("utf-8", "backslashreplace").lower()
+    return None if match is None else (match[1], match[2].decode("utf-8", "backslashreplace").lower())
 
 
 def first_dot_remedy(extensions: Iterable[str], remedy: str) -> str:
