@@ -106,7 +106,6 @@ def check_shard_size(
     path: str | os.PathLike[str], expected: int | None, listed_in: object, remedy: str | None = None
 ) -> None:
     """A CorruptError if a shard is missing, or has another size than the list of shards says (None: any)."""
-    where = os.fspath(path)
     try:
         size = os.stat(path).st_size
     except OSError as error:
@@ -114,7 +113,7 @@ def check_shard_size(
             "a shard is missing",
             expected=f"listed in {listed_in}",
             found=error.strerror,
-            where=where,
+            where=path,
             remedy=remedy,
         ) from error
     if expected not in (None, size):
@@ -122,7 +121,7 @@ def check_shard_size(
             "a shard has another size than expected",
             expected=f"{expected} bytes, listed in {listed_in}",
             found=f"{size} bytes",
-            where=where,
+            where=path,
             remedy=remedy,
         )
 

@@ -105,8 +105,9 @@ class ParquetSource(ChunkedSource):
         fields = {name: all_fields[name] for name in check_columns(columns, all_fields, self.derived)}
         self._parents = parents_of(schema, own)
         blocks = np.array([rows for footer in footers for rows in footer.rows], np.int64)
-        schema_facts = [*(f"{name}:{field}" for name, field in all_fields.items()), *self._partitions.describe()]
-        facts = [*schema_facts, *(footer.digest for footer in footers), self.files.fingerprint]
+        facts = [f"{name}:{field}" for name, field in all_fields.items()]
+        facts += [f"{name}={texts}" for name, texts in self._partitions.texts.items()]
+        facts += [*(footer.digest for footer in footers), self.files.fingerprint]
         self._init_samples(label(paths), fields, blocks, digest_of(b"parquet", *map(os.fsencode, facts)))
         share = len([name for name in fields if name in own]) / len(own)
         row_bytes = _row_bytes(fields.values())
@@ -218,7 +219,7 @@ class ParquetSource(ChunkedSource):
                         if not is_text and buffer.decode is None:
                             loaded[name] = replace(buffer, values=buffer.values.copy())
                 for name in rows.schema.names:
-                    if name in wanted and name in self._partitions.names:
+                    if name in wanted and name in self._partitions.texts:
                         self._partitions.check(name, part.file, rows.column(name), wanted[name])
         for name in names:
             if name not in wanted:

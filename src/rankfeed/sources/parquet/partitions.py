@@ -113,11 +113,11 @@ class Partitions:
                 )
             for key, text in file.keys:
                 check_utf8(f"{key}={text}", file.path, "a folder that names the value of a column")
-        self.names = names  # the keys of the directories
-        self._texts = {name: [file.keys[depth][1] for file in files] for depth, name in enumerate(names)}
+        #: By key of the directories, the value for each file.
+        self.texts = {name: [file.keys[depth][1] for file in files] for depth, name in enumerate(names)}
         self._is_integer = {
             name: any(texts) and all(text is None or _INTEGER.fullmatch(text) for text in texts)
-            for name, texts in self._texts.items()
+            for name, texts in self.texts.items()
         }
         self.fields: dict[str, Field] = {}
         for name in names:
@@ -131,7 +131,7 @@ class Partitions:
     def _check_spelling(self, name: str) -> None:
         """Refuse two directory names that are the same number (``y=01`` and ``y=1``)."""
         first: dict[int, str] = {}
-        for text, path in zip(self._texts[name], self._paths, strict=True):
+        for text, path in zip(self.texts[name], self._paths, strict=True):
             if text is not None and first.setdefault(int(text), text) != text:
                 raise SourceError(
                     f"two folder names give the same value of column {name!r}",
@@ -141,14 +141,10 @@ class Partitions:
                     remedy="rename the folders of one of them, or leave the column out with columns=",
                 )
 
-    def describe(self) -> list[str]:
-        """For the fingerprint: each key with its value for each file."""
-        return [f"{name}={texts}" for name, texts in self._texts.items()]
-
     def column(self, name: str, file: int, rows: int) -> ColumnBuffer:
-        if name not in self._texts:
-            return ColumnBuffer(np.full(rows, self._texts[name.removesuffix(VALID)][file] is not None))
-        text = self._texts[name][file]
+        if name not in self.texts:
+            return ColumnBuffer(np.full(rows, self.texts[name.removesuffix(VALID)][file] is not None))
+        text = self.texts[name][file]
         if text is None and self._nulls == "error":
             raise SourceError(
                 f"the folder's name says that {name!r} is null",
@@ -162,7 +158,7 @@ class Partitions:
 
     def check(self, name: str, file: int, column: Any, field: Field) -> None:
         """Compare a file's own column with its directory, if both are integers or text; nulls are ignored."""
-        text = self._texts[name][file]
+        text = self.texts[name][file]
         is_integer = field.kind == "dense" and np.dtype(field.dtype).kind in "iu" and field.shape == ()
         if text is None or not (field.kind in ("str", "bytes") or (is_integer and self._is_integer[name])):
             return
