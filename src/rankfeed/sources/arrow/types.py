@@ -86,8 +86,7 @@ def _stored_labels(schema: Any) -> dict[str, str]:
 
 
 def _features_of(schema: Any) -> bytes:
-    features: bytes = (schema.metadata or {}).get(b"huggingface", b"")
-    return features
+    return bytes((schema.metadata or {}).get(b"huggingface", b""))
 
 
 def labels_of_features(features: Any) -> dict[str, str]:

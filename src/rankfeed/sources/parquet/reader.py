@@ -348,10 +348,7 @@ class ParquetReader:
         return nbytes, frozenset(dictionaries)
 
     def _drop_cursors(self, cursor: _Cursor, *, needed: int = 0, at_least: int = 0) -> None:
-        """Drop the cursors used least recently, until the others and ``needed`` bytes are within the limits.
-
-        At least 64 are kept if they have pages of numbers.
-        """
+        """Drop the cursors used least recently, until the others and ``needed`` bytes are within the limits."""
         most = max(self._most_cursor_bytes, _CURSORS * cursor.buffers)
         nbytes = needed + sum(cursor.nbytes for cursor in self._open_cursors)
         while len(self._cursors) > at_least and (nbytes > most or len(self._cursors) > _MOST_CURSORS):

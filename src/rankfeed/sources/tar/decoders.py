@@ -58,23 +58,18 @@ def _integer(data: bytes) -> int:
     return int(np.int64(int(data)))  # an OverflowError for more than 64 bits
 
 
-def gunzip(data: bytes, limit: int = LIMIT) -> bytes:
-    """Decompress gzip; an UnsafeError if it expands to more than ``limit`` bytes."""
+def _decode_gzipped(decode: Callable[[bytes], Any], data: bytes) -> Any:
     # Not zlib alone: a member may be many streams, and zlib copies the rest of it at each.
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-        out = file.read(limit + 1)
-    if len(out) > limit:
+        content = file.read(LIMIT + 1)
+    if len(content) > LIMIT:
         raise UnsafeError(
             "a compressed member expands too much",
-            expected=f"up to {limit} bytes",
+            expected=f"up to {LIMIT} bytes",
             found=f"more, from {len(data)} bytes",
             remedy="if this is intended, read it as bytes (decode=False) and decompress it yourself",
         )
-    return out
-
-
-def _decode_gzipped(decode: Callable[[bytes], Any], data: bytes) -> Any:
-    return decode(gunzip(data))
+    return decode(content)
 
 
 def _npy(data: bytes, *, allow_pickle: bool) -> Any:

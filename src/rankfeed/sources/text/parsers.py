@@ -143,8 +143,7 @@ class TextParser(ABC):
 
     def names_in(self, table: Any, text: Text) -> list[str]:
         """The columns that a text has, given its table."""
-        names: list[str] = table.schema.names
-        return names
+        return list(table.schema.names)
 
     def is_empty(self, content: bytes) -> bool:
         """Whether a text has no rows, and no names."""
