@@ -18,6 +18,7 @@ from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError
 
 Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
 #: Offsets checked at once when a shard is opened.
@@ -54,9 +55,7 @@ def _arrow_type(field: Field) -> Any:
     return pa.large_list(pa.field("item", kind, nullable=False)) if field.kind == "ragged" else kind
 
 
-def write_shard(
-    file: BinaryIO, columns: Mapping[str, ColumnBuffer], fields: Mapping[str, Field], rows: int
-) -> None:
+def write_shard(file: BinaryIO, columns: Mapping[str, ColumnBuffer], fields: Mapping[str, Field]) -> None:
     """Write a shard: the same bytes for the same columns."""
     import pyarrow as pa
 
@@ -66,7 +65,7 @@ def write_shard(
         stored = columns[name]
         buffers = [] if stored.offsets is None else [pa.py_buffer(stored.offsets)]
         buffers.append(pa.py_buffer(np.ascontiguousarray(stored.values).reshape(-1).view(np.uint8)))
-        arrays.append(_arrow_array(schema.field(name).type, buffers, rows))
+        arrays.append(_arrow_array(schema.field(name).type, buffers, stored.rows))
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     options = pa.ipc.IpcWriteOptions(compression=None, use_threads=False)
     with pa.ipc.new_file(file, schema, options=options) as writer:
@@ -85,9 +84,7 @@ def _arrow_array(kind: Any, buffers: list[Any], length: int) -> Any:
     return pa.Array.from_buffers(kind, length, [None, *offsets], null_count=0, children=[values])
 
 
-def read_shard(
-    data: npt.NDArray[np.uint8], fields: Mapping[str, Field], rows: int, where: str
-) -> dict[str, ColumnBuffer]:
+def read_shard(data: Bytes, fields: Mapping[str, Field], rows: int, where: str) -> dict[str, ColumnBuffer]:
     """The columns of a shard, as views of its bytes; raises CorruptError."""
     import pyarrow as pa
 
@@ -115,7 +112,7 @@ def read_shard(
         raise _damaged(where, "an Arrow IPC file", error) from error
 
 
-def _stored(data: npt.NDArray[np.uint8], buffers: list[Any], field: Field, rows: int, where: str) -> ColumnBuffer:
+def _stored(data: Bytes, buffers: list[Any], field: Field, rows: int, where: str) -> ColumnBuffer:
     # Arrow's order of buffers: validity, then offsets, for each level of nesting, and the values last.
     validity = buffers[:-1] if field.kind == "dense" else [buffers[0], *buffers[2:-1]]
     if any(buffer is not None for buffer in validity):
@@ -142,7 +139,7 @@ def _check_offsets(offsets: Int64, where: str) -> None:
             raise _damaged(where, "offsets from 0 upwards", f"{offsets[bad]} to {offsets[bad + 1]} for row {bad}")
 
 
-def _view(data: npt.NDArray[np.uint8], buffer: Any, dtype: np.dtype[Any], count: int, where: str) -> Array:
+def _view(data: Bytes, buffer: Any, dtype: np.dtype[Any], count: int, where: str) -> Array:
     """The elements of a buffer, as a view of the file, whose size is checked when they are copied."""
     size = 0 if buffer is None else buffer.size
     if size != count * dtype.itemsize:

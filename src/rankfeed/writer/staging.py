@@ -164,7 +164,7 @@ def write_part(staging: Path, task: int, index: int, chunk: Chunk, narrow: Part 
     if part is not None and part.shard.path == path.name and is_intact(staging, part):
         return part
     with atomic_file(path) as file:
-        write_shard(file, chunk.columns, chunk.fields, chunk.rows)
+        write_shard(file, chunk.columns, chunk.fields)
     shard = ShardInfo(
         path=path.name,
         rows=chunk.rows,

@@ -222,9 +222,7 @@ def shaped_field(kind: Any, shape: ArrayShape) -> Field:
     return Field("ragged" if shape[0] is None else "dense", element.dtype, (*inner, *element.shape))
 
 
-def check_same_schema(
-    first: Any, other: Any, first_path: str, path: str, columns: Sequence[str] | None = None
-) -> None:
+def check_same_schema(first: Any, other: Any, first_path: str, path: str, columns: Sequence[str] | None) -> None:
     """Compare the columns of two files; a SourceError names the first one that differs.
 
     Of ``columns``, the names of fields that are read, only these are compared; None for all.

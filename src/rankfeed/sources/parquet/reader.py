@@ -129,6 +129,8 @@ class LargeRowsError(RankfeedError):
         self.factor = factor
 
 
+#: Called with the first row and the rows of each part that has to be decoded before the requested one.
+_Skipped = Callable[[int, Any], object]
 #: File, row group, and the columns that are read.
 _GroupKey = tuple[int, int, tuple[str, ...]]
 
@@ -197,14 +199,8 @@ class ParquetReader:
             return ((part.file, part.group, names), part.first) in self._cursors
         return self.nbytes <= self._most_cursor_bytes // _LARGE_SHARE
 
-    def read(
-        self, part: RowGroupPart, names: tuple[str, ...], skipped: Callable[[int, Any], object] | None = None
-    ) -> Any:
-        """The rows of a part, as a `pyarrow.RecordBatch` or `pyarrow.Table`. Errors name the column.
-
-        ``skipped`` is called with the first row and the rows of each part of the row group that has to be decoded
-        before.
-        """
+    def read(self, part: RowGroupPart, names: tuple[str, ...], skipped: _Skipped | None = None) -> Any:
+        """The rows of a part, as a `pyarrow.RecordBatch` or `pyarrow.Table`. Errors name the column."""
         try:
             return self._read(part, names, skipped)
         except CorruptError as error:
@@ -216,9 +212,7 @@ class ParquetReader:
                     raise with_where(alone, where if "column" in where else f"{where}, column {name!r}") from error
             raise
 
-    def _read(
-        self, part: RowGroupPart, names: tuple[str, ...], skipped: Callable[[int, Any], object] | None = None
-    ) -> Any:
+    def _read(self, part: RowGroupPart, names: tuple[str, ...], skipped: _Skipped | None = None) -> Any:
         decoded = []
         for group in part.by_group():
             key = (group.file, group.group, names)
@@ -239,7 +233,7 @@ class ParquetReader:
         part: RowGroupPart,
         names: tuple[str, ...],
         dictionaries: frozenset[str],
-        skipped: Callable[[int, Any], object] | None,
+        skipped: _Skipped | None,
     ) -> Any:
         where, key = self._where(part), (part.file, part.group, names)
         is_kept = False

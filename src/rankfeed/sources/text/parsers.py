@@ -48,6 +48,8 @@ _KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:')
 #: Pieces of a large text that are examined, and their size.
 _PROBES, _PROBE_BYTES = 64, 1 << 13
 _ROW = re.compile(r"in row (\d+)")
+#: Integers in a text: line, column and value.
+_Integers = Iterator[tuple[str, str, int | str]]
 #: An integer with at least as many digits as 2**53.
 _LONG_INTEGER = re.compile(rb"(?<![0-9.])[0-9]{16,}(?![0-9.eE])")
 #: Numbers that Arrow accepts and JSON lacks.
@@ -162,10 +164,8 @@ class TextParser(ABC):
         """A table with Arrow ``types`` of some columns, and the ``names`` of all; None for those in the text."""
 
     @abstractmethod
-    def _rounded_integers(
-        self, text: Text, field: Any, names: Sequence[str] | None
-    ) -> Iterator[tuple[str, str, int | str]]:
-        """Line, column and value of the integers that the Arrow type of a top-level column rounds."""
+    def _rounded_integers(self, text: Text, field: Any, names: Sequence[str] | None) -> _Integers:
+        """The integers that the Arrow type of a top-level column rounds."""
 
 
 def is_rounded(integer: int | str) -> bool:
@@ -260,9 +260,7 @@ class CsvParser(TextParser):
             self._check_quotes(text)
         return table
 
-    def _rounded_integers(
-        self, text: Text, field: Any, names: Sequence[str] | None
-    ) -> Iterator[tuple[str, str, int | str]]:
+    def _rounded_integers(self, text: Text, field: Any, names: Sequence[str] | None) -> _Integers:
         column = self._parse(text, {field.name: pa.string()}, names, [field.name]).column(0)
         is_long = pc.greater_equal(pc.binary_length(column), 16).fill_null(False)
         for row in np.flatnonzero(np.asarray(is_long)).tolist():
@@ -367,9 +365,7 @@ class JsonParser(TextParser):
                 where = f"{where}, line {next(islice(rows, int(row[1]), None), '?')}"
             raise CorruptError("the text cannot be parsed", found=message, where=where, remedy=REMEDY) from error
 
-    def _rounded_integers(
-        self, text: Text, field: Any, names: Sequence[str] | None
-    ) -> Iterator[tuple[str, str, int | str]]:
+    def _rounded_integers(self, text: Text, field: Any, names: Sequence[str] | None) -> _Integers:
         def walk(name: str, kind: Any, value: Any) -> Iterator[tuple[str, int]]:
             if isinstance(value, dict):
                 for key, inner in value.items():
