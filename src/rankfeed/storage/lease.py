@@ -25,9 +25,8 @@ import socket
 import stat
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
@@ -259,7 +258,7 @@ class Lease:
         _live_tokens.discard(me.token)
 
 
-class HeldLease:
+class HeldLease(AbstractContextManager["HeldLease"]):
     """A lease that this process holds until `release`, or to the end of a ``with`` block."""
 
     def __init__(self, lease: Lease, owner: LeaseOwner, descriptor: int) -> None:
@@ -281,9 +280,6 @@ class HeldLease:
             self._reserve.close()
             os.close(descriptor)
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

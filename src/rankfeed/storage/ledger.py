@@ -117,7 +117,7 @@ def decode_ledger(file: BinaryIO) -> Iterator[PassHeader | StepRecord | DamagedB
         if len(slot) < SLOT:
             record = DamagedBytes(offset, len(slot), torn=True)
         elif slot[:8] == _MAGIC:
-            record = _read_header(slot, file, offset, seeds)
+            record = _read_header(slot, file, seeds)
         else:
             number, check, place, position, time_ns = _STEP.unpack(slot)
             seed = seeds.get(number)
@@ -139,10 +139,9 @@ def decode_ledger(file: BinaryIO) -> Iterator[PassHeader | StepRecord | DamagedB
         yield DamagedBytes(offset - bad, bad)
 
 
-def _read_header(
-    slot: bytes, file: BinaryIO, offset: int, seeds: dict[int, int]
-) -> PassHeader | DamagedBytes | None:
+def _read_header(slot: bytes, file: BinaryIO, seeds: dict[int, int]) -> PassHeader | DamagedBytes | None:
     """A header, read to its end; None if it is invalid: then only its first slot is read."""
+    offset = file.tell() - SLOT
     _, number, length, check, version = _HEAD.unpack(slot)
     if length > _MAX_JSON or length % SLOT or number > _MAX_PASSES or number in seeds:
         return None

@@ -307,9 +307,8 @@ def _numbers_of(array: Any) -> tuple[Array, Valid]:
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
-        values, inner = _numbers_of(
-            array.values.slice(array.offset * size, len(array) * size)
-        )  # also of null rows
+        # Null rows have values too.
+        values, inner = _numbers_of(array.values.slice(array.offset * size, len(array) * size))
         values = values.reshape(len(array), size, *values.shape[1:])
         if inner is not None:
             inner = np.logical_and.reduce(inner.reshape(len(array), size), axis=1)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -83,12 +83,12 @@ class ArrowSource(ChunkedSource):
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         paths = [os.path.abspath(path) for path in files_at(where, ARROW_SUFFIXES)]
-        self._nulls: Nulls = nulls
         self._unended = check_bool("unended", unended)
         try:
             self._shapes = msgspec.convert({} if shapes is None else shapes, dict[str, ArrayShape])
         except msgspec.ValidationError as error:
             raise invalid("shapes", 'a dict of shapes by column, such as {"x": (None, 3)}', shapes) from error
+        self._read_columns = partial(read_columns, nulls=nulls, shapes=self._shapes)
         self.files = DataFiles(paths)
         digests: list[str] = []
         schema: Any = None
@@ -181,9 +181,7 @@ class ArrowSource(ChunkedSource):
                     writer.write_batch(table)
                 table = pa.ipc.open_stream(sink.getvalue()).read_next_batch()
             first_row = int(file.starts[batch]) + first
-            columns = read_columns(
-                table, fields, where=where, first_row=first_row, nulls=self._nulls, shapes=self._shapes
-            )
+            columns = self._read_columns(table, fields, where=where, first_row=first_row)
         # A view would keep its file open as long as the chunk is cached.
         columns = {
             name: replace(column, values=column.values.copy())
@@ -224,12 +222,9 @@ class ArrowTableSource(ChunkedSource):
         self.derived = masks_of(all_fields, nulls)
         self.logical_types = logical_types_of(table.schema)
         fields = {name: all_fields[name] for name in check_columns(columns, all_fields, self.derived)}
-        self._shapes = dict(shapes or {})
-        self._nulls: Nulls = nulls
-        columns = roots_of(table.schema, fields)
-        self._batches = [
-            batch for batch in table.select(columns).to_batches(max_chunksize=_CHUNK_ROWS) if len(batch)
-        ]
+        self._read_columns = partial(read_columns, nulls=nulls, shapes=shapes)
+        batches = table.select(roots_of(table.schema, fields)).to_batches(max_chunksize=_CHUNK_ROWS)
+        self._batches = [batch for batch in batches if len(batch)]
         blocks = np.array([len(batch) for batch in self._batches], np.int64)
         self._init_samples(name, fields, blocks, digest_of(repr((fields, int(blocks.sum()))).encode()))
         self._init_chunks(blocks, cache_bytes)
@@ -238,9 +233,7 @@ class ArrowTableSource(ChunkedSource):
         batch = self._batches[index]
         fields, first_row = {name: self._fields[name] for name in names}, int(self._chunk_starts[index])
         with arrow_errors(self._label):
-            columns = read_columns(
-                batch, fields, where=self._label, first_row=first_row, nulls=self._nulls, shapes=self._shapes
-            )
+            columns = self._read_columns(batch, fields, where=self._label, first_row=first_row)
         buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
         own = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         return {

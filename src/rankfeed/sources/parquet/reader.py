@@ -213,8 +213,8 @@ class ParquetReader:
             raise
 
     def _read(self, part: RowGroupPart, names: tuple[str, ...], skipped: _Skipped | None = None) -> Any:
-        decoded = []
-        for group in part.by_group():
+        groups, decoded = part.by_group(), []
+        for group in groups:
             key = (group.file, group.group, names)
             if key not in self._decoded:
                 self._decoded[key] = self._examine(group, names)
@@ -224,9 +224,8 @@ class ParquetReader:
             raise LargeRowsError(self._where(part), -(-nbytes * _CUT // _MOST_DECODED))
         dictionaries = frozenset[str]().union(*(paths for _, paths in decoded))
         # One by one: a reader of several would replace damaged rows of one by rows of the next.
-        return _concat(
-            [self._read_in_group(group, names, dictionaries, skipped) for group in part.by_group() if group.rows]
-        )
+        batches = [self._read_in_group(group, names, dictionaries, skipped) for group in groups if group.rows]
+        return _concat(batches)
 
     def _read_in_group(
         self,
@@ -411,9 +410,7 @@ class ParquetReader:
                 read_dictionary=sorted(dictionaries),
             )
             # One thread: the loader's other threads decode other row groups.
-            batches = reader.iter_batches(
-                part.step, row_groups=[part.group], columns=list(names), use_threads=False
-            )
+            batches = reader.iter_batches(part.step, row_groups=[part.group], columns=names, use_threads=False)
             values = {index: 0 for index, column in by_number.items() if column.max_repetition_level}
             return _Cursor(iter(batches), leaves, len(by_number) * (buffer + _PAGE), values)
 

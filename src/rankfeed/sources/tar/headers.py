@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from rankfeed.errors import CorruptError, SourceError, printable
@@ -46,7 +47,7 @@ class TarMember(NamedTuple):
     size: int  #: number of bytes
 
 
-class TarReader:
+class TarReader(AbstractContextManager["TarReader"]):
     """Iterates over the regular files of an archive; directories and devices are skipped, links refused."""
 
     def __init__(self, path: str) -> None:
@@ -56,9 +57,6 @@ class TarReader:
             self._file = open(path, "rb", buffering=_BUFFER_BYTES)  # noqa: SIM115
             status = os.fstat(self._file.fileno())
         self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
-
-    def __enter__(self) -> TarReader:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()

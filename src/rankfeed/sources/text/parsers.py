@@ -192,9 +192,8 @@ def _with_uint64(name: str, kind: Any, column: str) -> Any:
     if pa.types.is_list(kind):
         return pa.list_(_with_uint64(name, kind.value_type, column))
     if pa.types.is_struct(kind):
-        return pa.struct(
-            [field.with_type(_with_uint64(f"{name}.{field.name}", field.type, column)) for field in kind]
-        )
+        types = [_with_uint64(f"{name}.{field.name}", field.type, column) for field in kind]
+        return pa.struct([field.with_type(inner) for field, inner in zip(kind, types, strict=True)])
     return pa.uint64() if name == column and kind == pa.float64() else kind
 
 
