@@ -1,7 +1,6 @@
 """Records a failure in a file, so that an error of one process is raised by all processes of the job."""
 
 import os
-import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from rankfeed.storage.network_fs import stat_uncached
 from rankfeed.topology.job import job_id, launch_id
 
 _SUFFIX = ".failed"
-_FAILURE = re.compile(rf"[0-9a-f]{{16}}\{_SUFFIX}")
 #: Seconds for which a failure of another key is kept for processes that wait for it.
 _KEPT = 3600.0
 #: Seconds by which clocks of hosts may differ where they, and not a server, give files their times.
@@ -91,14 +89,14 @@ def forget_failures(folder: Path, key: str) -> None:
 
 def _failures(folder: Path) -> Iterator[tuple[Path, Failure | None]]:
     """All failures in the order of their names; None if one cannot be read."""
-    names: list[str] = []
+    paths: list[Path] = []
     with suppress(OSError):
-        names = sorted(name for name in os.listdir(folder) if _FAILURE.fullmatch(name))
-    for name in names:
+        paths = sorted(folder.glob("[0-9a-f]" * 16 + _SUFFIX))
+    for path in paths:
         failure = None
         with suppress(OSError):
-            failure = read_record(folder / name, Failure)
-        yield folder / name, failure
+            failure = read_record(path, Failure)
+        yield path, failure
 
 
 @cache

@@ -163,5 +163,4 @@ def _read_header(slot: bytes, file: BinaryIO, seeds: dict[int, int]) -> PassHead
 
 
 def _check(number: int, payload: bytes, version: int) -> int:
-    head = _HEAD.pack(_MAGIC, number, len(payload), 0, version)
-    return xxhash.xxh3_64_intdigest(head + payload)
+    return xxhash.xxh3_64_intdigest(_HEAD.pack(_MAGIC, number, len(payload), 0, version) + payload)

@@ -76,8 +76,7 @@ class _Head(msgspec.Struct):
 
 def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read and check the manifest of a dataset; raises SourceError, CorruptError or UnsafeError."""
-    root = Path(folder)
-    path = root / MANIFEST_NAME
+    path = Path(folder, MANIFEST_NAME)
     with os_errors(SourceError, "the manifest cannot be read", path):
         content = path.read_bytes()
     remedy = "restore the file, or write the dataset again"

@@ -52,9 +52,8 @@ class MappedMemory:
 
 @cache
 def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    integer: Any = ctypes.c_int
-    pointer: Any = ctypes.c_void_p
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    integer, pointer = ctypes.c_int, ctypes.c_void_p
     libc.mmap.argtypes = [pointer, ctypes.c_size_t, integer, integer, integer, ctypes.c_int64]
     libc.mmap.restype = pointer
     libc.munmap.argtypes = [pointer, ctypes.c_size_t]

@@ -38,8 +38,7 @@ def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
     """Directory for files that cannot be stored beside the data."""
     if cache_dir is not None:
         return Path(os.path.abspath(cache_dir))
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home, "rankfeed")
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "rankfeed")
 
 
 def index_places(tar: str, cache_dir: str | os.PathLike[str] | None) -> list[Path]:

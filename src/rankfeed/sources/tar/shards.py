@@ -86,11 +86,8 @@ class ShardSet:
         pieces += [str(shard).encode() + rows.tobytes() for shard, rows in sorted(self._kept.items())]
         return digest_of(*pieces)
 
-    def open(self, shard_number: int) -> Shard:
-        """A shard, opened if it is not open; a CorruptError if it was changed since it was indexed."""
-        return self.files.get(shard_number, self._load)
-
     def _load(self, data: npt.NDArray[np.uint8], shard_number: int) -> Shard:
+        """An open shard; a CorruptError if it was changed since it was indexed."""
         path, summary = self.paths[shard_number], self.summaries[shard_number]
         shard = Shard(path, Memory(data), self._cache.load(path))
         # An index is found by size and time of the shard, which another archive may have too.
@@ -105,10 +102,12 @@ class ShardSet:
             )
         return shard
 
-    def places(self, ids: Int64) -> Iterator[tuple[int, Int64, Int64 | None]]:
-        """Samples by shard: number of the shard, rows in it, and positions in ``ids`` (None for all)."""
+    def places(self, ids: Int64) -> Iterator[tuple[Shard, Int64, Int64 | None]]:
+        """Samples by shard, which is opened: rows in it, and positions in ``ids`` (None for all)."""
         for shard_number, rows, slots in by_chunk(ids, self.starts):
-            yield shard_number, self._kept[shard_number][rows] if shard_number in self._kept else rows, slots
+            kept = self._kept.get(shard_number)
+            shard = self.files.get(shard_number, self._load)
+            yield shard, rows if kept is None else kept[rows], slots
 
     def check_missing(self, extensions: Sequence[str], *, skip: bool) -> None:
         """Leave out samples that lack a member (``skip``), or raise a SourceError for the first of them."""

@@ -56,8 +56,7 @@ class SampleBatch:
     @cached_property
     def places(self) -> list[tuple[Shard, Int64, Int64 | None]]:
         """The samples by shard: rows in it, and positions in the batch (None for all)."""
-        places = self._shards.places(self._ids)
-        return [(self._shards.open(index), rows, slots) for index, rows, slots in places]
+        return list(self._shards.places(self._ids))
 
     def members(self, extension: str) -> list[ByteSlices]:
         """The members of one extension, by shard; of length -1 for a sample without one."""

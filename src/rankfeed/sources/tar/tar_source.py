@@ -121,7 +121,6 @@ class WebDatasetSource(Source):
         if not self.prefetch_distance or not self._batches_to_announce:
             return
         self._batches_to_announce -= 1
-        for index, rows, _ in self._shards.places(check_ids(sample_ids, len(self))):
-            shard = self._shards.open(index)
+        for shard, rows, _ in self._shards.places(check_ids(sample_ids, len(self))):
             starts, ends = shard.index.offsets[rows], shard.index.offsets[rows + 1]
             RowPointers.into_bytes(shard.memory, starts, ends - starts, 1, None).advise()

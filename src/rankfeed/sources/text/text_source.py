@@ -51,8 +51,7 @@ class _TextSource(Source):
         wanted = [schema.field(name) for name in roots_of(schema, fields)]
         self._buffers: list[dict[str, ColumnBuffer]] = []
         for path, table in zip(self._paths, tables, strict=True):
-            cast = _cast(table, wanted, path)
-            self._buffers.append(read_columns(cast, fields, where=path, nulls=nulls))
+            self._buffers.append(read_columns(_cast(table, wanted, path), fields, where=path, nulls=nulls))
             for buffer in self._buffers[-1].values():
                 if buffer.unreadable is not None:
                     buffer.unreadable.refuse(np.arange(buffer.rows))  # report nulls now, not when they are read
