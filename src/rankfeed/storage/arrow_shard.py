@@ -11,15 +11,11 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
-from rankfeed.columns.columns import ColumnBuffer
+from rankfeed.columns.columns import Array, ColumnBuffer, Int64
 from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError
-
-Array = npt.NDArray[Any]
-Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
+from rankfeed.storage.mapped import Bytes
 
 #: Offsets checked at once when a shard is opened.
 _CHECK_ROWS = 1 << 16

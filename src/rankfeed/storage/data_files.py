@@ -13,24 +13,21 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.native import lost_mappings
 from rankfeed._util.process_info import boot_id
 from rankfeed._util.signals import reraise_interrupt
-from rankfeed.columns.pointers import file_of
+from rankfeed.columns.pointers import Int64, file_of
 from rankfeed.errors import CorruptError
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.file_errors import file_errors
-from rankfeed.storage.mapped import check_not_truncated, map_file
-
-Int64 = npt.NDArray[np.int64]
+from rankfeed.storage.mapped import Bytes, check_not_truncated, map_file
 
 Parsed = TypeVar("Parsed")
 #: Of a mapped file: path, bytes, what `file_of` returns, and what `DataFiles.get` parsed.
-_Opened = tuple[str, npt.NDArray[np.uint8], Any, Any]
+_Opened = tuple[str, Bytes, Any, Any]
 
 #: Files kept open; a batch keeps those that it points into, even if they are closed here.
 OPEN_FILES = 256
@@ -113,7 +110,7 @@ class DataFiles:
         """Bytes of each file: int64 [files]."""
         return self._seen[:, _SIZE]
 
-    def get(self, index: int, parse: Callable[[npt.NDArray[np.uint8], int], Parsed]) -> Parsed:
+    def get(self, index: int, parse: Callable[[Bytes, int], Parsed]) -> Parsed:
         """What ``parse`` makes of the bytes of a file and its number; mapped and parsed unless it is open.
 
         Raises CorruptError if the file was changed before it was opened, or is truncated.
@@ -123,7 +120,7 @@ class DataFiles:
         check_not_truncated(file, path)
         return parsed
 
-    def _map(self, index: int, parse: Callable[[npt.NDArray[np.uint8], int], Any]) -> _Opened:
+    def _map(self, index: int, parse: Callable[[Bytes, int], Any]) -> _Opened:
         path = self.path(index)
         data = map_file(path)
         self.opened(index)

@@ -17,6 +17,8 @@ from rankfeed._util.signals import reraise_interrupt
 from rankfeed.errors import CorruptError
 from rankfeed.storage.file_errors import file_errors
 
+Bytes = npt.NDArray[np.uint8]
+
 
 class MappedMemory:
     """Some bytes of a file or memfd in memory: ``np.asarray`` of it is an array of uint8 that keeps them mapped.
@@ -93,7 +95,7 @@ class MappedFile(MappedMemory):
             self._close(self._descriptor)
 
 
-def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
+def map_file(path: str | os.PathLike[str]) -> Bytes:
     """The bytes of a file as a read-only array, which keeps the mapping alive; raises SourceError."""
     with file_errors(path):
         if os.path.getsize(path) == 0:

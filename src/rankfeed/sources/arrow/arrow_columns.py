@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rankfeed.columns.columns import ColumnBuffer, Unreadable
+from rankfeed.columns.columns import Array, ColumnBuffer, Unreadable
 from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.types import (
@@ -29,7 +29,6 @@ from rankfeed.sources.arrow.types import (
 from rankfeed.sources.source import Int64, starts_of
 from rankfeed.storage.file_errors import arrow_errors
 
-Array = npt.NDArray[Any]
 #: Mask of rows (or elements) that are not null; None if none is null.
 Valid = npt.NDArray[np.bool_] | None
 #: Rows of nested lists of another length than declared: the declared and the found length.

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from rankfeed.columns.field import Field
-from rankfeed.columns.pointers import Memory, Place, RowPointers
+from rankfeed.columns.pointers import Array, Memory, Place, RowPointers
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.arrow_columns import shape_error
 from rankfeed.sources.arrow.types import (
@@ -35,9 +34,7 @@ from rankfeed.sources.arrow.types import (
 from rankfeed.sources.source import BLOCK_BYTES, Int64, even_blocks, starts_of
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.file_errors import arrow_errors
-from rankfeed.storage.mapped import map_file
-
-Bytes = npt.NDArray[np.uint8]
+from rankfeed.storage.mapped import Bytes, map_file
 
 MAGIC = b"ARROW1"
 #: Limit of the rows that a file may claim: columns of nulls take no space.
@@ -307,7 +304,7 @@ class PlainColumn:
         units = [*((width, 1) for _, width, _ in layout.offsets[1:]), (self._step, 0)]
         #: By level of lists: int64 [batches], number of the first offset in the words; the file as words of the
         #: width of the offsets; int64 [batches], limit of the offsets; the length of all lists, if it is fixed.
-        self._levels: list[tuple[Int64, npt.NDArray[Any], Int64, int | None]] = []
+        self._levels: list[tuple[Int64, Array, Int64, int | None]] = []
         for level, ((_, width, length), (size, more)) in enumerate(zip(layout.offsets, units, strict=False)):
             top = np.maximum(0, buffers[:, level + 1, 1] // max(1, size) - more)
             words = data[: len(data) // width * width].view(f"<i{width}")
@@ -344,9 +341,7 @@ class PlainColumn:
         return RowPointers.into_bytes(self._memory, starts, nbytes, self._width, where)
 
 
-def _check_lengths(
-    offsets: npt.NDArray[Any], base: Int64, first: Int64, last: Int64, length: int, where: Place
-) -> None:
+def _check_lengths(offsets: Array, base: Int64, first: Int64, last: Int64, length: int, where: Place) -> None:
     """Check that all lists from ``first`` to ``last`` have one length; a CorruptError if one has another."""
     starts = starts_of(last - first)  # of the lists of each row
     at = np.arange(starts[-1]) + np.repeat(base + first - starts[:-1], last - first)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.pointers import Memory
@@ -18,6 +17,7 @@ from rankfeed.sources.tar.shard_list import ShardList
 from rankfeed.sources.tar.tar_index import TarIndex, first_dot_remedy, headers_digest
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
+from rankfeed.storage.mapped import Bytes
 
 Missing = Literal["error", "skip", "mask"]
 
@@ -86,7 +86,7 @@ class ShardSet:
         pieces += [str(shard).encode() + rows.tobytes() for shard, rows in sorted(self._kept.items())]
         return digest_of(*pieces)
 
-    def _load(self, data: npt.NDArray[np.uint8], shard_number: int) -> Shard:
+    def _load(self, data: Bytes, shard_number: int) -> Shard:
         """An open shard; a CorruptError if it was changed since it was indexed."""
         path, summary = self.paths[shard_number], self.summaries[shard_number]
         shard = Shard(path, Memory(data), self._cache.load(path))

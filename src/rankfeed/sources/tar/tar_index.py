@@ -14,7 +14,6 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from rankfeed.errors import CorruptError, SourceError, printable
@@ -22,10 +21,8 @@ from rankfeed.sources.source import Int64
 from rankfeed.sources.tar.headers import BLOCK, TarMember, TarReader
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import decodable
-from rankfeed.storage.mapped import map_file
+from rankfeed.storage.mapped import Bytes, map_file
 from rankfeed.storage.untrusted import check_data_name
-
-Bytes8 = npt.NDArray[np.uint8]
 
 _MAGIC = b"RFTARIX3"
 #: Magic, length of the JSON header, and its checksum.
@@ -77,7 +74,7 @@ class TarIndex:
     rows: Int64  #: [members], their samples; by extension and then by sample
     starts: Int64  #: [members], offsets of their bytes
     sizes: Int64  #: [members]
-    keys: Bytes8
+    keys: Bytes
 
     def locate(self, extension: str, rows: Int64) -> tuple[Int64, Int64]:
         """Offset and size of a member of some samples; size -1 if a sample has no such member."""
@@ -94,7 +91,7 @@ class TarIndex:
             first += entry.count
         return np.zeros(len(rows), np.int64), np.full(len(rows), -1, np.int64)
 
-    def key_runs(self, rows: Int64) -> tuple[Bytes8, Int64, Int64]:
+    def key_runs(self, rows: Int64) -> tuple[Bytes, Int64, Int64]:
         """Keys of some samples: bytes, and start and length of each in them."""
         starts = self.key_offsets[rows]
         return self.keys, starts, self.key_offsets[rows + 1] - starts
@@ -204,7 +201,7 @@ def encode(index: TarIndex) -> bytes:
     return b"".join((prefix, header, *(array.tobytes() for array in arrays)))
 
 
-def decode(data: Bytes8) -> TarIndex | None:
+def decode(data: Bytes) -> TarIndex | None:
     """The index in the content of a file, as views of it; None if it is not valid."""
     summary = _decode_summary(data)
     if summary is None:
@@ -237,7 +234,7 @@ def read_summary(path: str | os.PathLike[str]) -> Summary | None:
         return None
 
 
-def _decode_summary(data: Bytes8) -> Summary | None:
+def _decode_summary(data: Bytes) -> Summary | None:
     """The header of an index; None if it is not valid."""
     if len(data) < _PREFIX.size:
         return None
