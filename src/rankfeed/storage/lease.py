@@ -161,10 +161,9 @@ class Lease:
 
     def silence(self, owner: LeaseOwner, stalls: StallDetector) -> float:
         """Seconds since the last heartbeat of the owner, or since ``stalls`` saw the owner first."""
-        try:
+        count = -1
+        with suppress(OSError):
             count = stat_uncached(self.directory / owner.file).st_mtime_ns
-        except OSError:
-            count = -1
         return stalls.seconds(owner.token, count)
 
     def acquire(self, after: LeaseOwner | None, label: str = "", local_rank: int = -1) -> HeldLease | None:

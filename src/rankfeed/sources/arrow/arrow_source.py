@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -134,12 +135,10 @@ class ArrowSource(ChunkedSource):
         if self._all_in_place or not rows.any():
             return 0
         first = self._file(int(np.flatnonzero(rows)[0]))
-        if not first.is_compressed or stored > GLOBAL_SHUFFLE_BYTES:
-            return stored
-        try:
-            return max(stored, first.decoded_row_bytes() * int(rows.sum()))
-        except RankfeedError:
-            return stored  # the damage is reported where the rows are read
+        if first.is_compressed and stored <= GLOBAL_SHUFFLE_BYTES:
+            with suppress(RankfeedError):  # the damage is reported where the rows are read
+                return max(stored, first.decoded_row_bytes() * int(rows.sum()))
+        return stored
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         """Pointers into the mapped files for the columns that are read in place."""

@@ -53,12 +53,12 @@ def fields_of(
         duplicates += [column for column in added if column in fields or top_level[path[0]] > 1]
         fields |= added
     for name in duplicates:
-        if columns is None or name in columns or (nulls == "mask" and name.removesuffix(VALID) in columns):
-            is_mask = nulls == "mask" and name.endswith(VALID) and name.removesuffix(VALID) in fields
+        column = name.removesuffix(VALID) if nulls == "mask" else name
+        if columns is None or name in columns or column in columns:
+            is_mask = column != name and column in fields
             raise SourceError(
                 "two columns have one name",
-                found=f"{name!r}"
-                + (f", a column and the mask of {name.removesuffix(VALID)!r}" if is_mask else ""),
+                found=repr(name) + (f", a column and the mask of {column!r}" if is_mask else ""),
                 remedy="rename one of the columns where the data are written, or leave both out with columns="
                 + ('; or pass nulls="error", which adds no masks' if is_mask else ""),
             )

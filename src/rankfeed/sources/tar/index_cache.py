@@ -22,7 +22,6 @@ from rankfeed.storage.commit import atomic_file, remove_temporaries, write_atomi
 from rankfeed.storage.file_errors import file_errors
 from rankfeed.storage.mapped import map_file
 
-_LOCK = ".rankfeed-index.lock"
 #: Seconds after which a waiting process says so.
 _REPORT_SECONDS = 10.0
 #: Indexes of a shard that is copied again meanwhile: its content and its time change one after another.
@@ -91,7 +90,7 @@ class IndexCache:
         for tar in tars:
             folders.setdefault(self._writable_places(tar)[0].parent, []).append(tar)
         for folder, shards in folders.items():
-            with locked(folder / _LOCK, f"the indexes in {folder}"):
+            with locked(folder / ".rankfeed-index.lock", f"the indexes in {folder}"):
                 created |= {} if replace else self.known(shards)
                 missing = [tar for tar in dict.fromkeys(shards) if tar not in created]
                 indexed = in_parallel(self._create_one, missing, "indexing", progress=self.progress)
