@@ -174,8 +174,7 @@ class Lease:
             _live_tokens.add(me.token)
             try:
                 self._make_directory()
-                descriptor = self._create(me)
-                if descriptor is None:
+                if (descriptor := self._create(me)) is None:
                     self.remove_files(me)
                     break
                 held = HeldLease(self, me, descriptor)

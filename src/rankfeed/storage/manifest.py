@@ -93,8 +93,7 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptError("the manifest is damaged", found=error, where=path, remedy=remedy) from error
-    problem = _problem(manifest)
-    if problem is not None:
+    if (problem := _problem(manifest)) is not None:
         raise CorruptError("the manifest contradicts itself", found=problem, where=path, remedy=remedy)
     for shard in manifest.shards:
         check_data_name(shard.path, path)
@@ -104,8 +103,7 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
 def _problem(manifest: Manifest) -> str | None:
     if not manifest.shards or not manifest.fields:
         return "no shards" if manifest.fields else "no fields"
-    total = sum(shard.rows for shard in manifest.shards)
-    if total != manifest.num_rows:
+    if (total := sum(shard.rows for shard in manifest.shards)) != manifest.num_rows:
         return f"num_rows is {manifest.num_rows}, the shards have {total} rows"
     if len({os.path.normpath(shard.path) for shard in manifest.shards}) < len(manifest.shards):
         return "a shard is listed twice"

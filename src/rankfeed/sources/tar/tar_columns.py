@@ -170,8 +170,7 @@ class ColumnSpec:
             content = [part.pointers() for part in members]
             field = Field("str" if self.decoder.kind == "text" else "bytes")
             return column_from_parts(field, content, [part.slots for part in members])
-        column = None if self.npy is None else self.npy.column(members)
-        if column is not None:
+        if self.npy is not None and (column := self.npy.column(members)) is not None:
             return column
         values = batch.values(self.extension, decode)
         if self.decoder.kind == "audio":

@@ -125,8 +125,7 @@ def scan(path: str) -> TarIndex:
     key, seen = b"", dict[str, int]()  # the current sample: its key, and the offset of each of its extensions
     with TarReader(path) as reader:
         for member in reader:
-            parts = split_name(member.name)
-            if parts is None:
+            if (parts := split_name(member.name)) is None:
                 continue
             where = f"{path}, offset {member.start}"
             check_data_name(member.name, where)
@@ -203,8 +202,7 @@ def encode(index: TarIndex) -> bytes:
 
 def decode(data: Bytes) -> TarIndex | None:
     """The index in the content of a file, as views of it; None if it is not valid."""
-    summary = _decode_summary(data)
-    if summary is None:
+    if (summary := _decode_summary(data)) is None:
         return None
     counts = _array_lengths(summary)
     body = data[len(data) - 8 * sum(counts) - summary.key_bytes :]

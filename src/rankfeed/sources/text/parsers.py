@@ -72,11 +72,7 @@ class Text(NamedTuple):
 
 
 class TextParser(ABC):
-    """A parser of CSV or JSON lines.
-
-    Args:
-        types: Arrow's names of the types of columns, for those whose types are not inferred.
-    """
+    """A parser of CSV or JSON lines; ``types`` has Arrow's names of the types of columns that are not inferred."""
 
     digits_remedy: ClassVar[str]  # how to keep all digits of integers
 
@@ -96,8 +92,7 @@ class TextParser(ABC):
 
     def check_types(self, names: Sequence[str], where: str) -> None:
         """Refuse types of columns that do not exist; ``names`` are the columns of all files."""
-        missing = [name for name in self.types if name not in names]
-        if missing:
+        if missing := [name for name in self.types if name not in names]:
             raise ArgumentError(
                 "types= names a column that does not exist",
                 expected=listed(list(map(repr, names)), most=50),

@@ -175,8 +175,7 @@ def rows(
     Arguments and errors are those of :class:`CsvSource`; it is also an error if a value does not have the type of
     its column in the first piece.
     """
-    kind = text_kind(where)
-    if kind is None:
+    if (kind := text_kind(where)) is None:
         raise SourceError("these are neither CSV nor lines of JSON", where=where)
     parser = CsvParser(types, delimiter) if kind == "csv" else JsonParser(types)
     paths = text_files(where, kind)
