@@ -223,7 +223,7 @@ def shaped_field(kind: Any, shape: ArrayShape) -> Field:
 
 
 def check_same_schema(first: Any, other: Any, first_path: str, path: str, columns: Sequence[str] | None) -> None:
-    """Compare the columns of two files, or some ``columns`` of them; a SourceError names the first that differs."""
+    """Compare the columns of two files, or some ``columns`` of them; a SourceError names the first difference."""
     if first.equals(other) and _features_of(first) == _features_of(other):
         return
     expected, actual = (_column_types(schema, columns) for schema in (first, other))
