@@ -135,8 +135,7 @@ class TarReader(AbstractContextManager["TarReader"]):
 
     def _check(self, block: bytes, here: int) -> None:
         """Check that a block is an undamaged header."""
-        compression = compression_of(block) if here == 0 and not is_header(block) else None
-        if compression is not None:
+        if here == 0 and not is_header(block) and (compression := compression_of(block)) is not None:
             raise SourceError(
                 f"a tar file is compressed with {compression}: no sample can be reached without decompressing all "
                 "before it",

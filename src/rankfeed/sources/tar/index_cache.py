@@ -77,7 +77,8 @@ class IndexCache:
         for _ in range(_ATTEMPTS):
             for place in index_places(tar, self.cache_dir):
                 if _is_current(read_summary(place), tar):
-                    if (index := decode(map_file(place))) is not None and _is_current(index.summary, tar):
+                    index = decode(map_file(place))
+                    if index is not None and _is_current(index.summary, tar):
                         return index
             self._create([tar], replace=True)
         raise SourceError("a shard changes while it is read", where=tar, remedy="wait until it is written")

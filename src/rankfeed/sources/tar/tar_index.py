@@ -108,8 +108,7 @@ def split_name(name: bytes) -> tuple[bytes, str] | None:
 
 def first_dot_remedy(extensions: Iterable[str], remedy: str) -> str:
     """A remedy; if an extension has a dot, which may belong to the key, also how to write such keys."""
-    extension = next((name for name in extensions if "." in name), None)
-    if extension is None:
+    if (extension := next((name for name in extensions if "." in name), None)) is None:
         return remedy
     return (
         f"a key ends at the first dot of a name, as in WebDataset: 'KEY.{extension}' is member .{extension} of "
