@@ -32,7 +32,7 @@ class ListedShard(NamedTuple):
 
     path: str
     name: str  #: in the description, or relative path
-    samples: int | None = None  #: to be checked, as the others are
+    samples: int | None = None  #: to be checked
     size: int | None = None  #: bytes
     md5: str | None = None  #: hexadecimal
 

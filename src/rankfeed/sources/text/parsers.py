@@ -310,6 +310,7 @@ class JsonParser(TextParser):
         for word in _WORDS:
             content = content.replace(word, b"0")
         for line_number, line in text._replace(content=content).lines():
+            nested = b""
             try:
                 _decode(line.decode())
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -322,18 +323,18 @@ class JsonParser(TextParser):
                         remedy="correct or remove the line, or write the file again",
                     ) from error
             except RecursionError:
-                pass  # it has more levels than are accepted here
+                nested = line
             if line.count(b"[") + line.count(b"{") > _MOST_LEVELS:
                 nested = _STRING.sub(b"", line).translate(_PARENTHESES, _NO_BRACKETS)
                 for _ in range(_MOST_LEVELS):
                     nested = nested.replace(b"()", b"")
-                if nested:
-                    raise SourceError(
-                        "a line of JSON is nested too deeply",
-                        expected=f"up to {_MOST_LEVELS} levels",
-                        where=f"{text.path}, line {line_number}",
-                        remedy="write the inner part as a string",
-                    )
+            if nested:
+                raise SourceError(
+                    "a line of JSON is nested too deeply",
+                    expected=f"up to {_MOST_LEVELS} levels",
+                    where=f"{text.path}, line {line_number}",
+                    remedy="write the inner part as a string",
+                )
         _check_keys(text)
 
     def _parse(self, text: Text, types: Mapping[str, Any], names: Sequence[str] | None) -> Any:
