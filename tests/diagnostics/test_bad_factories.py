@@ -104,6 +104,12 @@ def test_the_doctor_ends_detached_processes_that_a_factory_started(
     assert [pid for pid in started if _is_running(pid)] == []
 
 
+def test_a_handle_that_workers_share_is_reported_though_its_reader_raises_at_the_first_batch() -> None:
+    examination = examined("reads_wrong_records", workers=2, start_methods=("fork",))
+    assert ("handles-before-fork", "error") in [(one.code, one.severity) for one in examination.findings]
+    assert examination.verdict == "diseased"
+
+
 def _is_running(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)

@@ -171,3 +171,21 @@ def prints(num_workers: int) -> Any:
 
 def hangs_in_a_worker(num_workers: int) -> Any:
     return DataLoader(Talkative(hangs_at=5), 1, num_workers=num_workers)
+
+
+class Records(Dataset[Any]):
+    """Reads through one handle, which forked workers move for each other, and fails at once."""
+
+    def __init__(self) -> None:
+        self.file = Path(__file__).open("rb", buffering=0)
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> int:
+        self.file.seek(8 * index + 8)
+        raise ValueError("the magic number is wrong")
+
+
+def reads_wrong_records(num_workers: int) -> Any:
+    return DataLoader(Records(), 4, num_workers=num_workers, multiprocessing_context="fork")

@@ -67,6 +67,7 @@ def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
             reader.read()
         report(Event("done"))
     except BaseException as error:  # SystemExit of the user's code, too
+        reader.report_handles()
         ours = reader.phase == Phase.IDS and isinstance(error, AuditError)
         text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()
         # From the user's code on; what a DataLoader's worker raised has its traceback in the text.
@@ -90,6 +91,7 @@ class LoaderReader:
         self._subset: list[int] | None = None
         self._seconds_of_a_batch = 0.0  # the last one
         self._ours = False
+        self._handles: inspection.Handles | None = None
         self._measure_at = 0.0
         self.memory = inspection.ImportMeter()
 
@@ -182,7 +184,7 @@ class LoaderReader:
         """Read an epoch; whether to its end."""
         job, deadline = self.job, time.monotonic() + self.job.max_seconds
         self._enter(f"in epoch {epoch}, step 0")
-        handles = inspection.Handles() if job.start_method == "fork" and not epoch else None
+        self._handles = inspection.Handles() if job.start_method == "fork" and not epoch else None
         state: bytes | None = None
         start = time.perf_counter()
         for steps, batch in enumerate(iter(loader), 1):
@@ -193,8 +195,8 @@ class LoaderReader:
             if steps > job.max_steps or time.monotonic() > deadline:
                 return False
             self.report(self._step(batch, waited))
-            if handles is not None and steps in (1, 4):
-                handles.look_at_children()
+            if self._handles is not None and steps in (1, 4):
+                self._handles.look_at_children()
             # Of an unknown length, the last power of two is half an epoch or more.
             is_half = steps.bit_count() == 1 if length is None else steps == max(1, length // 2)
             state = self._state(loader) if resumes and job.states is not None and is_half else None
@@ -206,9 +208,16 @@ class LoaderReader:
             time.sleep(job.step_seconds)
             start = time.perf_counter()
         self.report(inspection.sizes(self.memory.bytes()))
-        for moved in handles.moved() if handles is not None else ():
-            self.report(moved)
+        self.report_handles()
         return True
+
+    def report_handles(self) -> None:
+        """Report the files that workers read through one handle, also if reading failed while they live."""
+        if self._handles is not None:
+            self._handles.look_at_children()
+            for moved in self._handles.moved():
+                self.report(moved)
+            self._handles = None
 
     def _state(self, loader: Any) -> bytes | None:
         """The state of a loader; None if it wraps something that has none."""
