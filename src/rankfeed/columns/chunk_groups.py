@@ -16,16 +16,12 @@ Group = tuple[int, Int64, Int64 | None]
 
 
 class ChunkGroups(Sequence[Group]):
-    """The rows of a batch grouped by chunk; they are sorted when a group is first asked for.
-
-    Attributes:
-        numbers: of the chunks, ascending.
-        rows: int64 [rows], each row within its chunk, in the order of the batch.
-        part: int32 [rows], the position in ``numbers`` of each row's chunk; None if there is one.
-    """
+    """The rows of a batch grouped by chunk; they are sorted when a group is first asked for."""
 
     def __init__(self, numbers: list[int], rows: Int64, part: Int32 | None) -> None:
-        self.numbers, self.rows, self.part = numbers, rows, part
+        self.numbers = numbers  # of the chunks, ascending
+        self.rows = rows  # int64 [rows], each row within its chunk, in the order of the batch
+        self.part = part  # int32 [rows], the position in `numbers` of each row's chunk; None if there is one
 
     @cached_property
     def _groups(self) -> list[Group]:

@@ -33,29 +33,19 @@ _REPEATS = 0.4
 
 @dataclass(frozen=True)
 class JudgedFacts:
-    """What is known of a loader besides the figures of its epochs.
+    """What is known of a loader besides the figures of its epochs."""
 
-    Attributes:
-        keys: what identifies samples.
-        expectation: where the expected samples are known from; None: they are not known.
-        expected: their number, if it is the same in each epoch.
-        cut: whether an epoch was ended before its end.
-        traits: what the loader declares.
-        exact: whether equal keys mean equal samples: not if only some fields are compared.
-        allowed: what is intended: "replacement".
-        where: the run, for messages.
-        recorded: whether all deliveries were recorded; otherwise missing samples may have been delivered.
-    """
-
-    keys: KeyKind
-    expectation: Expectation | None = None
-    expected: int | None = None
-    cut: bool = False
-    traits: LoaderTraits = field(default_factory=LoaderTraits)
-    exact: bool = True
-    allowed: tuple[str, ...] = ()
-    where: str = ""
-    recorded: bool = True
+    keys: KeyKind  # what identifies samples
+    expectation: Expectation | None = None  # where the expected samples are known from; None: they are not known
+    expected: int | None = None  # their number, if it is the same in each epoch
+    cut: bool = False  # whether an epoch was ended before its end
+    traits: LoaderTraits = field(default_factory=LoaderTraits)  # what the loader declares
+    exact: bool = True  # whether equal keys mean equal samples: not if only some fields are compared
+    allowed: tuple[str, ...] = ()  # what is intended: "replacement"
+    where: str = ""  # the run, for messages
+    recorded: bool = (
+        True  # whether all deliveries were recorded; otherwise missing samples may have been delivered
+    )
 
     @property
     def identified_by(self) -> str:

@@ -95,17 +95,13 @@ class _IndexedDataset:
 
 
 class Origin:
-    """Replaces a collate function and a worker_init_fn, and records what batches are made of.
-
-    Attributes:
-        dataset: the user's; None if it has no indices.
-        collate: the user's function.
-        kept: of the first batches, the indices, a copy of the samples that collate was given, and whether they
-            are several and not fetched as one.
-    """
+    """Replaces a collate function and a worker_init_fn, and records what batches are made of."""
 
     def __init__(self, dataset: Any, collate: Any, init: Callable[[int], object] | None, keep: int) -> None:
-        self.dataset, self.collate, self._init, self._keep = dataset, collate, init, keep
+        self.dataset, self.collate = dataset, collate  # the user's; the dataset is None if it has no indices
+        self._init, self._keep = init, keep
+        #: Of the first batches, the indices, a copy of the samples that collate was given, and whether they are
+        #: several and not fetched as one.
         self.kept: list[tuple[list[int] | None, Any, bool]] = []
         self._generators: dict[str, Any] = {}
         #: States when the worker began, and now; digests of the streams that were drawn from.

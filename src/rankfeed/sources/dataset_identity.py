@@ -41,16 +41,14 @@ class DatasetNames:
 
     Names are relative to their common folder. Of at most 64 evenly spaced ones, if all are files, the size and 4
     KiB at the start, middle and end are part of the digest.
-
-    Attributes:
-        digest: None if there are no names.
-        are_complete: whether nothing else in the Datasets may choose or contain samples: no list with an entry for
-            each sample that is not part of the digest, and no Dataset without names.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._pieces: list[bytes] = []
-        self._has_names, self.are_complete = False, True
+        self._has_names = False
+        #: Whether nothing else in the Datasets may choose or contain samples: no Dataset without names, and no list
+        #: with an entry for each sample that is not part of the digest.
+        self.are_complete = True
         self._add(dataset, 0)
         self.digest = digest_of(*self._pieces) if self._has_names else None
         self._pieces.clear()

@@ -26,17 +26,12 @@ _SAME, _OTHER = 0.05, 0.2
 
 @dataclass(frozen=True)
 class SampleValues:
-    """What samples hold whenever one process reads them.
+    """What samples hold whenever one process reads them."""
 
-    Attributes:
-        fields: the value of each sample, of the fields that all batches have and that do not change.
-        positions: where workers read each sample, in their order of an epoch.
-        order: epoch, worker and samples of each batch.
-    """
-
+    #: The value of each sample, of the fields that all batches have and that do not change.
     fields: dict[str, dict[RowKey, int]]
-    positions: dict[RowKey, set[int]]
-    order: list[tuple[int, int | None, Sequence[RowKey]]]
+    positions: dict[RowKey, set[int]]  # where workers read each sample, in their order of an epoch
+    order: list[tuple[int, int | None, Sequence[RowKey]]]  # epoch, worker and samples of each batch
 
     @property
     def is_reordered(self) -> bool:

@@ -59,11 +59,7 @@ class TableInfo:
 
 
 class LanceTable:
-    """An open version of a table: a number or a tag; None for the latest. ``table`` is an open `LanceDataset`.
-
-    Attributes:
-        where: names the table and its version in error messages.
-    """
+    """An open version of a table: a number or a tag; None for the latest. ``table`` is an open `LanceDataset`."""
 
     closed = False
 
@@ -84,7 +80,7 @@ class LanceTable:
                 ) from error
             self.version = int(self._table.version)
             self._fragments = {fragment.fragment_id: fragment for fragment in self._table.get_fragments()}
-        self.where = f"{uri}, version {self.version}"
+        self.where = f"{uri}, version {self.version}"  # in error messages
         self._checked: set[int] = set()  # fragments
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -27,15 +27,11 @@ _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 class _Rows:
-    """The rows of each graph in an attribute; attributes with the same rows share it, so that it is computed once.
-
-    Attributes:
-        lengths: int64 [graphs].
-        starts: int64 [graphs], first row of each graph in the stored tensor; by default, one after the other.
-    """
+    """The rows of each graph in an attribute; computed once for all attributes with the same rows."""
 
     def __init__(self, lengths: Int64, starts: Int64 | None = None) -> None:
         self.lengths = lengths
+        #: int64 [graphs], first row of each graph in the stored tensor; by default, one after the other.
         self.starts = self.offsets[:-1] if starts is None else starts
 
     @cached_property
