@@ -46,7 +46,7 @@ class DatasetNames:
     def __init__(self, dataset: Any) -> None:
         self._pieces: list[bytes] = []
         self._has_names = False
-        #: Whether nothing else in the Datasets may choose or contain samples: no Dataset without names, and no list
+        #: Whether nothing else in Datasets may choose or contain samples: no Dataset without names, and no list
         #: with an entry for each sample that is not part of the digest.
         self.are_complete = True
         self._add(dataset, 0)
