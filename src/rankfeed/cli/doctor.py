@@ -10,19 +10,10 @@ from rankfeed.cli.options import allow_imports, expand_options, option
 from rankfeed.cli.output import Json, show, show_findings
 
 StartMethod = StrEnum("StartMethod", ["fork", "spawn", "forkserver"])
+Allowed = StrEnum("Allowed", ["shared", "shared-samples", "shared-batches", "replacement", "partial"])
 _FACTORY_HELP = "Returns the loader; or FILE.py:FUNCTION."
 _METHODS_HELP = "May be repeated; fork and spawn if left out."
 _ALLOW_HELP = "Intended: ranks read the same samples, or batches; draws; a part in each epoch."
-
-
-class Allowed(StrEnum):
-    """What `examine` allows."""
-
-    SHARED = "shared"
-    SHARED_SAMPLES = "shared-samples"
-    SHARED_BATCHES = "shared-batches"
-    REPLACEMENT = "replacement"
-    PARTIAL = "partial"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -226,15 +226,12 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
     for epoch in epochs:
         recorded = []
         for gap in gaps.get(epoch.epoch, ()):
-            if gap.coverage is None and (gap.epoch, gap.high) == (first.epoch, first.start):
+            coverage, rank = gap.coverage, gap.rank
+            if coverage is None and (gap.epoch, gap.high) == (first.epoch, first.start):
                 what = "the first recorded pass began within an epoch; what came before is in no ledger"
                 remedy = "record all launches with audit="
                 findings.append(Finding("not-recorded", "unproven", what, (str(gap),), remedy))
-            elif (
-                gap.coverage is not None
-                and gap.rank is not None
-                and gap.rank not in launches[gap.coverage.launch].processes
-            ):
+            elif coverage is not None and rank is not None and rank not in launches[coverage.launch].processes:
                 findings.append(_absent_ledger(str(gap)))
             else:
                 recorded.append(gap)
