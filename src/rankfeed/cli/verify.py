@@ -79,9 +79,8 @@ def verify(
         document |= deliveries.as_dict()
         findings += deliveries.findings
         if not json:
-            show(
-                _describe_plan(deliveries), as_json=False, title=f"plan of {count_of(plan_options.ranks, 'rank')}"
-            )
+            title = f"plan of {count_of(plan_options.ranks, 'rank')}"
+            show(_describe_plan(deliveries), as_json=False, title=title)
     verdict = verdict_of(findings)
     if json:
         listed = [finding.as_dict() for finding in findings]

@@ -69,7 +69,7 @@ def plan_page(
         "seed": plan.seed,
         "lanes": plan.lanes,
     }
-    findings = deliveries.findings
+    findings, sections = deliveries.findings, []
     if steps:
         sizes = {"batch_size": schedule.batch_size, "world_size": ranks, "epoch": schedule.epoch}
         quality, reading = measure_quality(plan, **sizes), reading_of(plan, source, **sizes)
@@ -80,8 +80,6 @@ def plan_page(
             "blocks that a rank decodes": reading.decoded,
         }
         findings += poor_mixture(plan, quality)
-    sections = []
-    if steps:
         sections.append(Section("Who reads what", [_places(schedule), _last_steps(schedule)]))
     if steps and plan.num_samples >= _ENOUGH:
         sections.append(Section("How well it is shuffled", [_times(schedule)]))
