@@ -74,7 +74,7 @@ def train_again(config: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     TorchTrainer(
         train,
         train_loop_config={"out": sys.argv[1]},
