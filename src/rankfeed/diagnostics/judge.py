@@ -43,9 +43,7 @@ class JudgedFacts:
     exact: bool = True  # whether equal keys mean equal samples: not if only some fields are compared
     allowed: tuple[str, ...] = ()  # what is intended: "replacement"
     where: str = ""  # the run, for messages
-    recorded: bool = (
-        True  # whether all deliveries were recorded; otherwise missing samples may have been delivered
-    )
+    recorded: bool = True  # whether all deliveries were; otherwise missing samples may have been delivered
 
     @property
     def identified_by(self) -> str:
@@ -88,15 +86,16 @@ def _endings(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator[Find
             severity: Severity = "error" if again or facts.where else "unproven"
             yield finding("yields-nothing", severity, "the loader yields no batches", f"{place}: no batch{again}")
             return
+        if least == most:
+            continue
         first = listed([str(rank.rank) for rank in epoch.ranks if rank.steps == least])
         if not least:
             text = f"{place}: no batch for rank {first}"
             yield finding("yields-nothing", "error", "some ranks have no batches", text)
-        if least < most:
-            counts = ", ".join(f"rank {rank.rank} takes {rank.steps:,}" for rank in epoch.ranks[:16])
-            waits = f"a collective in step {least:,} (from 0) waits forever for rank {first}"
-            what = "ranks take different numbers of steps: a collective would hang"
-            yield finding("uneven-steps", "error", what, f"{place}: {counts}; {waits}")
+        counts = ", ".join(f"rank {rank.rank} takes {rank.steps:,}" for rank in epoch.ranks[:16])
+        waits = f"a collective in step {least:,} (from 0) waits forever for rank {first}"
+        what = "ranks take different numbers of steps: a collective would hang"
+        yield finding("uneven-steps", "error", what, f"{place}: {counts}; {waits}")
 
 
 def judge_samples(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator[Finding]:

@@ -267,7 +267,7 @@ class LoaderReader:
         """Declared ids; None if the key was not declared and the usual one does not exist."""
         if self._key is None:
             with suppress(AuditError, TypeError):
-                return _named(ids_in(batch, USUAL))
+                return _named(values) if (values := ids_in(batch, USUAL)) is not None else None
             return None
         if isinstance(self._key, str) and ":" in self._key:
             self._key = import_function(self._key)
