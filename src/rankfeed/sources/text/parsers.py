@@ -310,7 +310,6 @@ class JsonParser(TextParser):
         for word in _WORDS:
             content = content.replace(word, b"0")
         for line_number, line in text._replace(content=content).lines():
-            nested = b""
             try:
                 _decode(line.decode())
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -322,19 +321,14 @@ class JsonParser(TextParser):
                         where=f"{text.path}, line {line_number}",
                         remedy="correct or remove the line, or write the file again",
                     ) from error
-            except RecursionError:
-                nested = line
+            except RecursionError as error:
+                raise _nested_too_deeply(text, line_number) from error
             if line.count(b"[") + line.count(b"{") > _MOST_LEVELS:
                 nested = _STRING.sub(b"", line).translate(_PARENTHESES, _NO_BRACKETS)
                 for _ in range(_MOST_LEVELS):
                     nested = nested.replace(b"()", b"")
-            if nested:
-                raise SourceError(
-                    "a line of JSON is nested too deeply",
-                    expected=f"up to {_MOST_LEVELS} levels",
-                    where=f"{text.path}, line {line_number}",
-                    remedy="write the inner part as a string",
-                )
+                if nested:
+                    raise _nested_too_deeply(text, line_number)
         _check_keys(text)
 
     def _parse(self, text: Text, types: Mapping[str, Any], names: Sequence[str] | None) -> Any:
@@ -375,6 +369,15 @@ class JsonParser(TextParser):
             if _LONG_INTEGER.search(line):
                 for name, integer in walk(field.name or UNNAMED, field.type, json.loads(line).get(field.name)):
                     yield f"line {line_number}", name, integer
+
+
+def _nested_too_deeply(text: Text, line_number: int) -> SourceError:
+    return SourceError(
+        "a line of JSON is nested too deeply",
+        expected=f"up to {_MOST_LEVELS} levels",
+        where=f"{text.path}, line {line_number}",
+        remedy="write the inner part as a string",
+    )
 
 
 def _check_keys(text: Text) -> None:
