@@ -114,10 +114,11 @@ def decode_ledger(file: BinaryIO) -> Iterator[PassHeader | StepRecord | DamagedB
     # Consecutive damaged slots are reported as one.
     while slot := file.read(SLOT):
         record: PassHeader | StepRecord | DamagedBytes | None = None
+        end = offset + len(slot)
         if len(slot) < SLOT:
             record = DamagedBytes(offset, len(slot), torn=True)
         elif slot[:8] == _MAGIC:
-            record = _read_header(slot, file, seeds)
+            record, end = _read_header(slot, file, seeds), file.tell()
         else:
             number, check, place, position, time_ns = _STEP.unpack(slot)
             seed = seeds.get(number)
@@ -134,7 +135,7 @@ def decode_ledger(file: BinaryIO) -> Iterator[PassHeader | StepRecord | DamagedB
             yield record
             if isinstance(record, DamagedBytes) and record.version is not None:
                 return
-        offset = file.tell()
+        offset = end
     if bad:
         yield DamagedBytes(offset - bad, bad)
 
