@@ -56,9 +56,6 @@ def train(data: Path, run: Path, epochs: int, workers: int) -> None:
         for batch in loader:
             logits = model(batch["frames"], batch["frames_lengths"])
             loss = nn.functional.cross_entropy(logits, batch["speaker"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
             state = loader.state_dict()
             line = {
                 "epoch": state["epoch"],
@@ -66,7 +63,11 @@ def train(data: Path, run: Path, epochs: int, workers: int) -> None:
                 "loss": loss.item(),
                 "ids": batch["id"].tolist(),
             }
+            # Before backward, where the ranks wait for each other: no checkpoint is ahead of a rank's file.
             print(json.dumps(line), file=delivered, flush=True)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
             if rank == 0 and state["steps"] % 4 == 0:
                 saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": state}
                 torch.save(saved, run / "new.pt")
