@@ -59,6 +59,7 @@ def node_share(num_workers: int, multiprocessing_context: Any) -> Any:
 
 
 def uneven_node_share(num_workers: int, multiprocessing_context: Any) -> Any:
-    """The first 50 training nodes for one rank and the other 63 for the other: unequal steps."""
-    seeds = torch.arange(ROWS - 7)
-    return nodes(seeds[50:] if place()[0] else seeds[:50], num_workers, multiprocessing_context)
+    """50 training nodes for each rank but the last, which has the rest: unequal steps."""
+    rank, world = place()
+    seeds = torch.arange(ROWS - 7).tensor_split([50 * other for other in range(1, world)])[rank]
+    return nodes(seeds, num_workers, multiprocessing_context)
