@@ -54,10 +54,7 @@ SOUND: dict[str, Fields] = {
 }  # fmt: skip
 
 #: An index is another sample on each rank; the seed of the order of the samples.
-SEEDS: dict[str, Callable[[Place], object]] = {
-    "unseeded": lambda at: at[:2],
-    "seeded by rank": lambda at: at[1],
-}
+SEEDS: dict[str, Callable[[Place], object]] = {"unseeded": lambda at: at[:2], "seeded by rank": lambda at: at[1]}
 DISEASED: dict[str, Callable[[int, int, Place], dict[str, object]]] = {
     "content": lambda sample, i, at: {"x": number(sample)},
     "content and label": lambda sample, i, at: {"x": number(sample), "y": sample % 10},

@@ -63,22 +63,12 @@ def facts(
         ),
         # replacement
         ([epoch(unique=60, missing=36)], facts(replaces=True), NOT_PROVEN, "drawn-with-replacement"),
-        (
-            [epoch(unique=48, missing=48, orders=("a", "a"))],
-            facts(replaces=True),
-            DISEASED,
-            "not-sharded-by-rank",
-        ),
+        ([epoch(unique=48, missing=48, orders=("a", "a"))], facts(replaces=True), DISEASED, "not-sharded-by-rank"),
         # missing samples
         ([epoch(samples=95, unique=95, missing=1)], facts(), DISEASED, "missing-samples"),
         ([epoch(samples=90, unique=90, missing=6)], facts(drops=True), SOUND, "missing-samples"),
         ([epoch(samples=64, unique=64, missing=32)], facts(drops=True), DISEASED, "missing-samples"),
-        (
-            [epoch(n, 94, 94, 2, missing_digest=n, digest=n) for n in range(2)],
-            facts(),
-            SOUND,
-            "missing-samples",
-        ),
+        ([epoch(n, 94, 94, 2, missing_digest=n, digest=n) for n in range(2)], facts(), SOUND, "missing-samples"),
         ([epoch(n, 94, 94, 2, missing_digest=7) for n in range(2)], facts(), DISEASED, "missing-samples"),
         ([epoch(missing=None)], facts(expectation=None, expected=None), NOT_PROVEN, "expected-unknown"),
         (

@@ -123,13 +123,7 @@ def test_lockstep_is_silent_in_jobs_with_pauses_evaluation_or_pipelines_within_i
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "case",
-    [
-        slow("raise"),
-        *map(soak, ("short", "stop", "sleep", "loader")),
-    ],
-)
+@pytest.mark.parametrize("case", [slow("raise"), *map(soak, ("short", "stop", "sleep", "loader"))])
 def test_the_cause_found_by_lockstep_is_in_the_log_when_torchrun_ends_a_failed_job(
     case: str, tmp_path: Path
 ) -> None:

@@ -9,10 +9,7 @@ import pytest
 import torch
 from tests.diagnostics.test_lockstep import check, played, quiet
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.timeout(600)]
 #: Seconds after the limit until all ranks have ended.
 LATEST = 5.0
 

@@ -455,11 +455,7 @@ NOT_EXCHANGED: dict[str, ByPlace] = {
     "flags": lambda order, at: {"x": image(order[at]), "flip": drawn(order, at).random() < 0.5},
     "counters": lambda order, at: {"place": at, "row": at % 10, "y": order[at] % 7},
     "a partner": lambda order, at: {"x": image(order[at]), "other": image(order[at - 1])},
-    "a partner's label": lambda order, at: {
-        "x": image(order[at]),
-        "y": order[at] % 7,
-        "other": order[at - 1] % 7,
-    },
+    "a partner's label": lambda order, at: {"x": image(order[at]), "y": order[at] % 7, "other": order[at - 1] % 7},
     "a second stream": lambda order, at: {
         "x": image(order[at]),
         "other": image(1000 + order[-at]),

@@ -85,23 +85,10 @@ def everything(names: list[str]) -> Page:
     cells: list[list[Any]] = [[0, 1, one, 0.0], [1, 2, one, 2.0], [0, 1, two, 1.0]]
     figures = [
         heatmap(next(pick), next(pick), ["x from", "x to", "row", "value"], cells, 2),
-        bars(
-            next(pick),
-            next(pick),
-            "label",
-            "unit",
-            [one, two],
-            {one: [1, 2], two: [0, 3], three: [0, 0]},
-        ),
+        bars(next(pick), next(pick), "label", "unit", [one, two], {one: [1, 2], two: [0, 3], three: [0, 0]}),
         bars(next(pick), next(pick), "label", "unit", [one, two], {one: [1, 2], two: [0, 3]}),
         lines(next(pick), next(pick), "x", "unit", {one: [(0, 1.0), (1, np.nan), (2, 3.0)], two: [(0, 2.0)]}),
-        spans(
-            next(pick),
-            next(pick),
-            "x",
-            "row",
-            [[one, 0, 3, two, three], [one, 1, 1, "missing", three]],
-        ),
+        spans(next(pick), next(pick), "x", "row", [[one, 0, 3, two, three], [one, 1, 1, "missing", three]]),
         Figure(next(pick), next(pick), ["text", "number"], [[one, 1.5], [two, None]]),
     ]
     return Page(

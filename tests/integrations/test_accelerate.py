@@ -163,12 +163,7 @@ def test_rankfeed_data_that_accelerate_would_shard_again_raises_an_error_on_ever
 
 
 @pytest.mark.parametrize(
-    "way",
-    [
-        "ids",
-        slow("nodesplitter"),
-        *map(soak, ("stream in workers", "sharded samples")),
-    ],
+    "way", ["ids", slow("nodesplitter"), *map(soak, ("stream in workers", "sharded samples"))]
 )
 def test_accelerate_dispatch_batches_over_rankfeed_data_fails_the_job_with_an_error(
     way: str, tmp_path: Path

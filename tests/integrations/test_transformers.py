@@ -86,9 +86,7 @@ def in_one_process(samples: int, by_token: bool) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize(
-    ("ranks", "sizes"),
-    [(3, range(1, 41, 5)), *(soak(n, range(1, 41)) for n in (1, 2, 3, 4))],
-    ids=str,
+    ("ranks", "sizes"), [(3, range(1, 41, 5)), *(soak(n, range(1, 41)) for n in (1, 2, 3, 4))], ids=str
 )
 def test_transformers_evaluation_counts_each_prediction_and_label_once(
     ranks: int, sizes: range, tmp_path: Path
@@ -296,14 +294,7 @@ class Unfed(transformers.Trainer):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "way",
-    [
-        "source",
-        "loader",
-        *map(slow, ("accelerated", "sampler", "stream")),
-    ],
-)
+@pytest.mark.parametrize("way", ["source", "loader", *map(slow, ("accelerated", "sampler", "stream"))])
 def test_a_transformers_trainer_without_feed_mixin_trains_but_raises_on_resume(
     tmp_path: Path, source: rf.Source, way: str
 ) -> None:

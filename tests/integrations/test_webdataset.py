@@ -18,13 +18,7 @@ from torch.utils.data import DataLoader
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, PlanError, TopologyError
-from rankfeed.integrations.webdataset import (
-    NodeSplitter,
-    Resampled,
-    ShardedSamples,
-    WorkerSplitter,
-    nodesplitter,
-)
+from rankfeed.integrations.webdataset import NodeSplitter, Resampled, ShardedSamples, WorkerSplitter, nodesplitter
 from rankfeed.integrations.webdataset.splitters import split_shards
 
 SHARD = 10

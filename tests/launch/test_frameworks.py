@@ -172,10 +172,7 @@ def test_frameworks_under_slurm_deliver_each_sample_once_per_epoch(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher",
-    ["torchrun", *map(soak, ("srun", "openmpi", "mpich"))],
-)
+@pytest.mark.parametrize("launcher", ["torchrun", *map(soak, ("srun", "openmpi", "mpich"))])
 def test_loaders_on_two_hosts_deliver_each_sample_once_per_epoch(launcher: str, tmp_path: Path) -> None:
     need_network()
     need(launcher)

@@ -14,11 +14,7 @@ from tests.support.marks import slow
 import rankfeed as rf
 
 SCRIPT = Path(__file__).parent.parent / "writer" / "rank_job.py"
-LAUNCH = {
-    "openmpi": [*OPENMPI, "-np", "3"],
-    "mpich": [*MPICH, "-n", "3"],
-    "srun": ["srun", "-n3", "-N2"],
-}
+LAUNCH = {"openmpi": [*OPENMPI, "-np", "3"], "mpich": [*MPICH, "-n", "3"], "srun": ["srun", "-n3", "-N2"]}
 
 
 @pytest.fixture(scope="module")

@@ -176,12 +176,7 @@ def plain(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_globals(sample: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "y": sample["y"],
-        "torch": torch.rand(()),
-        "numpy": np.random.rand(),
-        "random": random.random(),
-    }
+    return {"y": sample["y"], "torch": torch.rand(()), "numpy": np.random.rand(), "random": random.random()}
 
 
 def drawn_too(sample: tuple[int, float, float, float]) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from rankfeed.columns.columns import Columns
 ROWS, VALUES, BATCH = 1500, 16384, 8  # 64 KiB each
 
 pytestmark = [
-    pytest.mark.skipif(native_library() is None, reason="without the native library, data are not read ahead"),
+    pytest.mark.skipif(native_library() is None, reason="without the native library, data are not read ahead")
 ]
 
 

@@ -11,10 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import rankfeed as rf
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.timeout(300)]
 ENGINES: list[dict[str, Any]] = [
     {"num_workers": 0},
     {"num_workers": 2},

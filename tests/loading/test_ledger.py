@@ -20,14 +20,7 @@ import rankfeed as rf
 from rankfeed.diagnostics import verify_run
 from rankfeed.errors import ArgumentError, AuditError
 from rankfeed.loading import ledger
-from rankfeed.storage.ledger import (
-    DamagedBytes,
-    PassHeader,
-    StepRecord,
-    decode_ledger,
-    encode_header,
-    encode_step,
-)
+from rankfeed.storage.ledger import DamagedBytes, PassHeader, StepRecord, decode_ledger, encode_header, encode_step
 
 
 def said(folder: Path) -> list[Any]:

@@ -32,10 +32,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize(
-    "form",
-    ["packed", slow("tar"), soak("huggingface")],
-)
+@pytest.mark.parametrize("form", ["packed", slow("tar"), soak("huggingface")])
 @pytest.mark.timeout(300)
 def test_an_epoch_over_more_files_than_the_open_file_limit_keeps_few_files_open(form: str, tmp_path: Path) -> None:
     folder = tmp_path / "data"

@@ -48,12 +48,7 @@ def of_ranks(kind: Any, size: int, world_size: int, batch_size: int, **options: 
     return [kind(size, batch_size, topology=topology, **options) for topology in ranks(world_size)]
 
 
-@given(
-    size=st.integers(1, 80),
-    world_size=st.integers(1, 5),
-    batch_size=st.integers(1, 7),
-    shuffle=st.booleans(),
-)
+@given(size=st.integers(1, 80), world_size=st.integers(1, 5), batch_size=st.integers(1, 7), shuffle=st.booleans())
 def test_distributed_batch_sampler_yields_every_sample_once_in_equal_steps(
     size: int, world_size: int, batch_size: int, shuffle: bool
 ) -> None:

@@ -78,15 +78,7 @@ def _leg(data: st.DataObject, size: int, world_size: int, shuffle: str) -> list[
     batch_size = data.draw(st.integers(1, 6), "batch")
     workers = data.draw(st.sampled_from([0, 0, 1, 2]), "workers")
     return [
-        feed(
-            rank,
-            world_size,
-            size=size,
-            shuffle=shuffle,
-            window=11,
-            batch_size=batch_size,
-            num_workers=workers,
-        )
+        feed(rank, world_size, size=size, shuffle=shuffle, window=11, batch_size=batch_size, num_workers=workers)
         for rank in range(world_size)
     ]
 

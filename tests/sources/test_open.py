@@ -105,13 +105,7 @@ def test_an_option_that_the_format_lacks_is_named_with_those_it_has(tmp_path: Pa
 def test_every_format_says_what_it_is_and_looks_without_raising(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "noise").write_bytes(bytes(range(256)) * 40)
-    places: list[Any] = [
-        str(tmp_path / "empty"),
-        str(tmp_path / "noise"),
-        f"{tmp_path}/*",
-        [],
-        [str(tmp_path)],
-    ]
+    places: list[Any] = [str(tmp_path / "empty"), str(tmp_path / "noise"), f"{tmp_path}/*", [], [str(tmp_path)]]
     for name, result in FORMATS.items():
         assert result.description
         assert not any(detect_format(place, name) for place in places), name

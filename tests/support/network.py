@@ -130,8 +130,7 @@ class Network:
         host = self._stack.enter_context(_host(f"h{number}", f"10.77.0.{number}", self.folder, self.disk))
         cable = f"p{number}"
         self.hub.run(
-            *("ip", "link", "add", cable, "type", "veth"),
-            *("peer", "name", "eth0", "netns", str(host.pid)),
+            *("ip", "link", "add", cable, "type", "veth"), *("peer", "name", "eth0", "netns", str(host.pid))
         )
         self.hub.run("ip", "link", "set", cable, "master", "bridge", "up")
         host.run("ip", "addr", "add", f"{host.address}/24", "dev", "eth0")

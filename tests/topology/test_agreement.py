@@ -71,10 +71,7 @@ WRONG = {
     "local rank": (moved(world(3), 2, local_rank=1), ["local rank exists more than once: 1"]),
     "local size": (moved(world(2, 2), 1, local_world_size=3), ["on node 0 (h0) there are 2 processes", "2 or 3"]),
     "number of nodes": (moved(world(2, 2), 1, num_nodes=3), ["numbers of nodes differ"]),
-    "node": (
-        moved(moved(world(1, 1), 1, node=0), 1, local_world_size=1),
-        ["node 0 is on 2 hosts: h0, h1"],
-    ),
+    "node": (moved(moved(world(1, 1), 1, node=0), 1, local_world_size=1), ["node 0 is on 2 hosts: h0, h1"]),
     "data": ([replace(one, data=f"d{one.host}") for one in world(1, 1)], ["datasets differ"]),
     "problem": (
         [*world(1, 1), ProcessReport("h9", 7, problem="no size")],

@@ -28,11 +28,7 @@ CRASH = ("process-died",)
 ONE_NODE = {"other_ranks": 1}
 
 #: What peers that cannot live with the others are installed as, each in an environment of its own.
-ENVIRONMENTS = {
-    "litdata": "litdata==0.2.76",
-    "grain": "grain==0.2.18",
-    "energon": "megatron-energon==7.4.1",
-}
+ENVIRONMENTS = {"litdata": "litdata==0.2.76", "grain": "grain==0.2.18", "energon": "megatron-energon==7.4.1"}
 
 
 #: Codes that never change the verdict, and those that leave it open.
@@ -246,7 +242,7 @@ CASES = [
     # LitData, Grain and Energon: each in an environment of its own
     Case("of_litdata:streaming"),
     Case("of_litdata:sampled_again"),
-    Case("of_litdata:drops_the_rest", (MISSING,)),
+    Case("of_litdata:drops_the_rest", notes=(MISSING,)),
     Case("of_grain:shared_out", (SAME_ORDER,)),
     Case("of_grain:not_shared_out", (UNSHARDED, SAME_ORDER)),
     Case("of_grain:one_too_many", (SAME_ORDER,), workers=0, notes=(MISSING,)),

@@ -129,9 +129,5 @@ def _stop_all() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _forget_all() -> None:
-    _pools.clear()
-    _threads.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)  # which has none of the threads
+os.register_at_fork(after_in_child=_pools.clear)  # a forked child has none of the threads
+os.register_at_fork(after_in_child=_threads.clear)

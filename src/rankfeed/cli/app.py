@@ -33,8 +33,7 @@ _UsageError: Any = typer.BadParameter.__base__
 
 @app.callback(invoke_without_command=True)
 def rankfeed(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
     """Inspect, plan, write and verify data for distributed PyTorch training.
 

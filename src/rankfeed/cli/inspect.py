@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 from rich.table import Table
 
 from rankfeed._util.native import native_library
@@ -29,9 +28,7 @@ from rankfeed.columns.columns import Bytes, Ragged
 from rankfeed.columns.field import Field
 from rankfeed.loading.options import make_plan
 from rankfeed.plan import measure_quality
-from rankfeed.plan.plan import DEFAULT_WINDOW
-
-Int64 = npt.NDArray[np.int64]
+from rankfeed.plan.plan import DEFAULT_WINDOW, Int64
 
 #: Samples that are read, in how many runs of neighbours, in what batches, and bytes after which reading ends.
 LOOKS, RUNS, BATCH, LOOK_BYTES = 4096, 16, 64, 256 << 20

@@ -5,12 +5,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rankfeed._util.native import address_of, native_library
+from rankfeed.columns.pointers import Int32, Int64
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 #: Number of a chunk, the rows in it, and their positions in the batch (None for all, in order).
 Group = tuple[int, Int64, Int64 | None]
 

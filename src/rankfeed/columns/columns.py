@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.chunk_groups import ChunkGroups, Group, Int32
+from rankfeed.columns.chunk_groups import ChunkGroups, Group
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import (
     Branch,
@@ -30,7 +30,7 @@ from rankfeed.columns.layout import (
     leaf_of_field,
     resolve_dtypes,
 )
-from rankfeed.columns.pointers import Memory, PendingCopies, RowPointers, put
+from rankfeed.columns.pointers import Int32, Memory, PendingCopies, RowPointers, put
 from rankfeed.errors import ArgumentError, CorruptError
 
 Array = npt.NDArray[Any]

@@ -15,13 +15,12 @@ from numbers import Integral, Number
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from rankfeed._util.signals import reraise_interrupt
 from rankfeed.columns.field import Field
+from rankfeed.columns.pointers import Array
 from rankfeed.errors import ArgumentError, safe_repr
 
-Array = npt.NDArray[Any]
 Path = tuple[Any, ...]
 #: Fields by their `dotted_name`.
 Fields = Mapping[str, Field]
@@ -405,7 +404,7 @@ _IMMUTABLE = frozenset(
 )
 
 
-def as_array(name: str, value: Any) -> npt.NDArray[Any]:
+def as_array(name: str, value: Any) -> Array:
     """A number, array, tensor or list of numbers as an array of a dtype that torch has; raises ArgumentError.
 
     Examples:
@@ -453,7 +452,7 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _with_exact_integers(name: str, value: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _with_exact_integers(name: str, value: Any, array: Array) -> Array:
     """The floats that numpy made of a list if no integer lost digits, else the list as uint64."""
     items = np.array(value, object).ravel().tolist()
     integers = [int(item) for item in items if isinstance(item, Integral)]

@@ -112,11 +112,6 @@ def as_source(given: object) -> Source:
     )
 
 
-def check_batch_size(batch_size: object) -> int:
-    """Rows of a batch."""
-    return check_int("batch_size", batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
-
-
 @dataclass(frozen=True)
 class FeedOptions:
     """The validated options of a Loader that its feed needs (see :class:`rankfeed.Loader`)."""

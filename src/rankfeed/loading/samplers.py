@@ -21,10 +21,9 @@ from rankfeed.errors import ArgumentError, describe_error
 from rankfeed.loading._compat import SamplerIterator, refuse_double_sharding
 from rankfeed.loading.epoch import EpochProgress
 from rankfeed.loading.lazy_topology import LazyTopology
-from rankfeed.loading.options import check_batch_size
 from rankfeed.loading.state import encode_state, is_end, resume
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
-from rankfeed.plan.schedule import ScheduleTail
+from rankfeed.plan.schedule import MAX_BATCH_SIZE, ScheduleTail
 from rankfeed.sources import Source
 from rankfeed.sources.dataset_identity import DatasetNames
 from rankfeed.topology import Topology
@@ -51,7 +50,7 @@ class PlanSampler(Generic[_Item]):
         self._source = num_samples_or_source if isinstance(num_samples_or_source, Source) else None
         shuffle = check_choice("shuffle", shuffle, (False, True, "global")) is not False
         self.plan = Plan(self._size, shuffle="global" if shuffle else "none", seed=seed)
-        self.batch_size = check_batch_size(batch_size)
+        self.batch_size = check_int("batch_size", batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
         self.tail: Tail = check_choice("tail", tail, get_args(Tail))
         self.seed = self.plan.seed
         self.shuffle = shuffle

@@ -5,12 +5,11 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from rankfeed._util.validate import check_int
 from rankfeed.errors import ArgumentError, RankfeedError, StateError, safe_repr, safe_str
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
+from rankfeed.plan.plan import Int64
 from rankfeed.sources import Source
 from rankfeed.storage.commit import decodable
 
@@ -83,7 +82,7 @@ def resume(
 
 
 def _restore_plan(
-    plan: Plan, blocks: npt.NDArray[np.int64], saved: Mapping[str, int | str], open_properties: Collection[str]
+    plan: Plan, blocks: Int64, saved: Mapping[str, int | str], open_properties: Collection[str]
 ) -> Plan:
     """The plan that a state continues: in its version of the order, and with its values of open properties."""
     own: dict[str, Any] = {"shuffle": plan.shuffle, "window": plan.window, "lanes": plan.lanes}

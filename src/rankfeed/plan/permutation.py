@@ -125,9 +125,7 @@ class _Network:
         for start in range(0, len(values), CHUNK):
             part = slice(start, start + CHUNK)
             self._walk(
-                values[part],
-                None if tweaks is None else tweaks[part],
-                self.size if sizes is None else sizes[part],
+                values[part], None if tweaks is None else tweaks[part], self.size if sizes is None else sizes[part]
             )
 
     def _walk(self, values: UInt64, tweaks: UInt64 | None, sizes: UInt64) -> None:

@@ -55,10 +55,7 @@ class ConcatSource(SourceView):
     """
 
     def __init__(
-        self,
-        sources: Sequence[Source],
-        names: Sequence[str] | None = None,
-        columns: Sequence[str] | None = None,
+        self, sources: Sequence[Source], names: Sequence[str] | None = None, columns: Sequence[str] | None = None
     ) -> None:
         super().__init__(*sources)
         self.names = None if names is None else tuple(names)

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from rankfeed.columns.chunk_groups import by_chunk
 from rankfeed.columns.columns import Column, ColumnBuffer, columns_from_buffers
@@ -18,7 +17,7 @@ from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.data_files import DataFiles
 from rankfeed.storage.file_errors import file_errors
 from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, ShardInfo, load_manifest
-from rankfeed.storage.mapped import check_shard_size, map_file
+from rankfeed.storage.mapped import Bytes, check_shard_size, map_file
 
 
 class PackedSource(Source):
@@ -52,7 +51,7 @@ class PackedSource(Source):
         shards = [self.files.get(index, self._read_shard) for index in groups.numbers]
         return columns_from_buffers(self._fields, names, groups, shards)
 
-    def _read_shard(self, data: npt.NDArray[np.uint8], index: int) -> dict[str, ColumnBuffer]:
+    def _read_shard(self, data: Bytes, index: int) -> dict[str, ColumnBuffer]:
         return read_shard(data, self.manifest.fields, self.manifest.shards[index].rows, self.files.path(index))
 
 

@@ -152,15 +152,11 @@ def node_layout(env: LauncherEnv) -> tuple[int, int, int, int]:
         num_nodes = size // local_size if size % local_size == 0 else None
     if num_nodes is None:
         return local_rank, local_size, 0, 1
-    node = _node(rank, local_rank, local_size, num_nodes) if env.node is None else env.node
+    node = env.node
+    if node is None:  # ranks were assigned node after node, or round robin
+        is_round_robin = num_nodes and rank % local_size != local_rank and rank // num_nodes == local_rank
+        node = rank % num_nodes if is_round_robin else min(rank // local_size, num_nodes - 1)
     return local_rank, local_size, node, num_nodes
-
-
-def _node(rank: int, local_rank: int, local_size: int, num_nodes: int) -> int:
-    """The node, from the order in which ranks were assigned: node after node, or round robin."""
-    if num_nodes and rank % local_size != local_rank and rank // num_nodes == local_rank:
-        return rank % num_nodes
-    return min(rank // local_size, num_nodes - 1)
 
 
 def _number(names: Iterable[str], environ: Mapping[str, str]) -> int | None:

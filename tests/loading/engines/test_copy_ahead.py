@@ -26,9 +26,7 @@ from rankfeed._util.process_info import cpus_per_process
 from rankfeed.columns.pointers import PendingCopies, RowPointers
 from rankfeed.errors import CorruptError
 
-pytestmark = [
-    pytest.mark.skipif(native_library() is None, reason="needs the native library"),
-]
+pytestmark = [pytest.mark.skipif(native_library() is None, reason="needs the native library")]
 COUNT = 300
 
 

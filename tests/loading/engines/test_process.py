@@ -384,11 +384,7 @@ print(len({pair.pid for batch in batches for pair in batch}))
 
 @pytest.mark.parametrize(
     ("how", "inline"),
-    [
-        ("script", "60"),
-        *(slow(*case) for case in (("stdin", "0"), ("-c", "60"))),
-        soak("script", "0"),
-    ],
+    [("script", "60"), *(slow(*case) for case in (("stdin", "0"), ("-c", "60"))), soak("script", "0")],
 )
 def test_worker_processes_run_functions_and_classes_of_a_script_without_a_main_guard(
     how: str, inline: str, tmp_path: Path
@@ -431,10 +427,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["spawn", slow("forkserver"), soak("fork")],
-)
+@pytest.mark.parametrize("method", ["spawn", slow("forkserver"), soak("fork")])
 def test_a_process_started_by_multiprocessing_can_use_worker_processes(method: str, tmp_path: Path) -> None:
     before = left_over()
     script = tmp_path / "script.py"

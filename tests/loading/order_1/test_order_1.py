@@ -82,11 +82,7 @@ def augmentations() -> list[list[int]]:
     """What transforms draw for each sample of two epochs, and batch transforms for each batch, in sorted order."""
 
     def draw(sample: Any, rng: np.random.Generator) -> Any:
-        return {
-            **sample,
-            "drawn": int(rng.integers(1 << 40)),
-            "torch": int(torch.randint(1 << 40, ())),
-        }
+        return {**sample, "drawn": int(rng.integers(1 << 40)), "torch": int(torch.randint(1 << 40, ()))}
 
     def draw_batch(batch: Any, rng: np.random.Generator) -> Any:
         return {**batch, "batch": int(rng.integers(1 << 40))}

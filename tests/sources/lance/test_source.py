@@ -98,11 +98,7 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "condition",
-    [
-        "id % 5 = 0",
-        pytest.param("id % 90 = 1", marks=SLOW),
-        pytest.param("id >= 60 AND id < 175", marks=SLOW),
-    ],
+    ["id % 5 = 0", pytest.param("id % 90 = 1", marks=SLOW), pytest.param("id >= 60 AND id < 175", marks=SLOW)],
 )
 def test_a_filter_lets_through_what_lance_lets_through(pristine: Path, condition: str) -> None:
     source = rf.open(pristine, filter=condition, columns=["id", "text"])

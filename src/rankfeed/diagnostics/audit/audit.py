@@ -128,11 +128,7 @@ def audit(
 
 
 def _count(
-    processes: AuditProcesses,
-    reader: AuditReader,
-    counted: Sequence[RankSummary],
-    expected: Universe,
-    memory: int,
+    processes: AuditProcesses, reader: AuditReader, counted: Sequence[RankSummary], expected: Universe, memory: int
 ) -> AuditReport:
     """Count all epochs; each process counts some of the partitions."""
     key_types = {each.key_type for each in counted if each.key_type}

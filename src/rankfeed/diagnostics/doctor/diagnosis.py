@@ -140,11 +140,7 @@ def _facts(run: RunLog, kind: Kind | None, allow: Collection[str], *, drawn: boo
 
 
 def _samples(
-    run: RunLog,
-    kind: Kind | None,
-    kinds: Sequence[Kind],
-    controls: Sequence[RunLog],
-    allow: Collection[str],
+    run: RunLog, kind: Kind | None, kinds: Sequence[Kind], controls: Sequence[RunLog], allow: Collection[str]
 ) -> Iterator[Finding]:
     """What a run delivers, by the strongest kind of key."""
     chosen = kind or next((each for each in kinds if each.control is not None), next(iter(kinds), None))

@@ -148,10 +148,7 @@ def _started(log: RunLog, folder: Path, preload: Sequence[str]) -> Iterator[list
 
 
 def _end_descendants(server: int) -> None:
-    """Kill the ranks and all processes that they started.
-
-    Python's resource trackers get time to remove what killed processes left.
-    """
+    """Kill the ranks and what they started; Python's resource trackers get time to remove what those left."""
     for pause in (0.0, 0.05, 0.2, 1.0):
         time.sleep(pause)
         processes, are_alive = [], False

@@ -42,10 +42,8 @@ def html(page: Page) -> str:
         if page.parts:
             sections.append(f'<h2 class="part">{_text(part.title)}</h2>{_facts(part)}')
         for section in part.sections:
-            drawn = "".join(map(_figure, section.figures))
-            sections.append(
-                f'<section><h2>{_text(section.title)}</h2><div class="figures">{drawn}</div></section>'
-            )
+            drawn = f'<div class="figures">{"".join(map(_figure, section.figures))}</div>'
+            sections.append(f"<section><h2>{_text(section.title)}</h2>{drawn}</section>")
     findings = []
     for item in page.findings:
         texts = [*item.evidence, *([f"remedy: {item.remedy}"] if item.remedy else [])]

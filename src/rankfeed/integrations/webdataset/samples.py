@@ -19,12 +19,12 @@ from rankfeed.errors import PlanError, StateError
 from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
-from rankfeed.loading.options import check_batch_size, make_plan, open_properties
+from rankfeed.loading.options import make_plan, open_properties
 from rankfeed.loading.state import encode_state, resume
 from rankfeed.plan import Cursor, Schedule, Tail
 from rankfeed.plan.permutation import Key, mix, permutation
 from rankfeed.plan.plan import Int64
-from rankfeed.plan.schedule import ScheduleTail
+from rankfeed.plan.schedule import MAX_BATCH_SIZE, ScheduleTail
 from rankfeed.sources import Source, open
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import check_columns
@@ -92,7 +92,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         self.plan: Any = make_plan(source, shuffle, seed, window, lanes)
         self._open_properties = open_properties(shuffle, window, lanes)
         self.tail: Tail = check_choice("tail", tail, get_args(Tail))
-        self.batch_size = None if batch_size is None else check_batch_size(batch_size)
+        self.batch_size = check_optional(check_int, "batch_size", batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
         fields, flag = source.fields, Field("dense", "bool")
         requested = check_columns(columns, fields)
         #: Columns that some samples lack, and the mask column of each.

@@ -7,17 +7,14 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from rankfeed._util.native import address_of
 from rankfeed._util.pickling import dumps
 from rankfeed._util.workers import Channel
-from rankfeed.columns.columns import Allocate, Bytes
+from rankfeed.columns.columns import Allocate, Array, Bytes
 from rankfeed.loading.batch_builder import BatchResult, StageSeconds
 from rankfeed.loading.engines.regions import BorrowedRegions, RegionPool, RegionSlice
-
-Array = npt.NDArray[Any]
 
 #: Number of buffers of a message, and the place of each; a region of -1 means that it is in the message.
 _COUNT, _PLACE = struct.Struct("<16xQ8x"), struct.Struct("<4q")

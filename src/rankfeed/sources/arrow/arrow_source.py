@@ -193,8 +193,7 @@ class ArrowSource(ChunkedSource):
 
     def _file(self, index: int) -> ArrowFile:
         return self.files.get(
-            index,
-            lambda data, index: ArrowFile(data, self.files.path(index), self._shapes, unended=self._unended),
+            index, lambda data, index: ArrowFile(data, self.files.path(index), self._shapes, unended=self._unended)
         )
 
 

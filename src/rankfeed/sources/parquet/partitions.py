@@ -147,9 +147,7 @@ class Partitions:
         text = self.texts[name][file]
         if text is None and self._nulls == "error":
             raise SourceError(
-                f"the folder's name says that {name!r} is null",
-                where=self._paths[file],
-                remedy=NULL_REMEDY,
+                f"the folder's name says that {name!r} is null", where=self._paths[file], remedy=NULL_REMEDY
             )
         if self._is_integer[name]:
             return ColumnBuffer(np.full(rows, int(text or 0), np.int64))

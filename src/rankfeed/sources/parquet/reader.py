@@ -228,11 +228,7 @@ class ParquetReader:
         return _concat(batches)
 
     def _read_in_group(
-        self,
-        part: RowGroupPart,
-        names: tuple[str, ...],
-        dictionaries: frozenset[str],
-        skipped: _Skipped | None,
+        self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str], skipped: _Skipped | None
     ) -> Any:
         where, key = self._where(part), (part.file, part.group, names)
         is_kept = False

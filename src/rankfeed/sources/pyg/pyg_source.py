@@ -66,11 +66,7 @@ class PyGSource(Source):
     as_dicts: bool = False
 
     def __init__(
-        self,
-        dataset: Any,
-        *,
-        follow_batch: Sequence[str] | None = None,
-        exclude_keys: Sequence[str] | None = None,
+        self, dataset: Any, *, follow_batch: Sequence[str] | None = None, exclude_keys: Sequence[str] | None = None
     ) -> None:
         need("torch_geometric", extra="pyg")
         self._follow = tuple(check_optional(check_names, "follow_batch", follow_batch) or ())
