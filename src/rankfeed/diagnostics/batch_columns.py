@@ -30,8 +30,8 @@ def columns(batch: Any, rows: int | None = None) -> dict[str, Column]:
 def _columns(batch: Any, rows: int | None) -> dict[str, Column]:
     if (samples := _samples(batch, rows)) is not None:
         opened = [dict(_leaves(sample)) for sample in samples]
-        names = dict.fromkeys(name for each in opened for name in each)
-        return {name: [each.get(name) for each in opened] for name in names}
+        names = dict.fromkeys(name for fields in opened for name in fields)
+        return {name: [fields.get(name) for fields in opened] for name in names}
     count = _row_count(batch, rows)
     found = {}
     others: dict[str, npt.NDArray[Any]] = {}
@@ -52,7 +52,7 @@ def _concatenated(
     """Arrays in which the samples follow one another, cut where an array of their numbers or bounds says."""
     starts: dict[int, npt.NDArray[Any]] = {}  # of each sample, by the length of what is concatenated
     sizes = {len(array) for array in arrays.values()}
-    for array in (*arrays.values(), *(each for each in columns.values() if isinstance(each, np.ndarray))):
+    for array in (*arrays.values(), *(column for column in columns.values() if isinstance(column, np.ndarray))):
         if array.ndim != 1 or array.dtype.kind not in "iu" or array[0] < 0:
             continue
         if len(array) == count and array.min() >= 0 and array.sum() != count:  # lengths
@@ -105,7 +105,7 @@ def _samples(batch: Any, rows: int | None) -> Column | None:
         return None  # a PackedSequence, too
     if rows is not None and len(batch) != rows:
         return None
-    arrays = [tuple(each.shape) for each in batch if hasattr(each, "shape") and len(each.shape)]
+    arrays = [tuple(array.shape) for array in batch if hasattr(array, "shape") and len(array.shape)]
     if len(arrays) == len(batch):
         if rows is not None:
             return None if {shape[0] for shape in arrays} == {rows} else batch
@@ -116,14 +116,14 @@ def _samples(batch: Any, rows: int | None) -> Column | None:
         return None
     if rows is not None:
         return batch
-    entries = [[_entries(leaf) for _, leaf in _leaves(each)] for each in batch]
-    lengths = [{len(value) for value in each if value is not None} for each in entries]
+    entries = [[_entries(leaf) for _, leaf in _leaves(sample)] for sample in batch]
+    lengths = [{len(value) for value in values if value is not None} for values in entries]
     every = set().union(*lengths)
-    scalars = any(value is None for each in entries for value in each)
+    scalars = any(value is None for values in entries for value in values)
     if all(lengths) and len(every) == 1 and (len(batch) == 1 or (min(every) > len(batch) and not scalars)):
         return None  # fields of one length: batches of DALI's pipelines, or (inputs, targets)
     # Lists of one length, longer than there are lists, are columns: what ``zip(*samples)`` makes.
-    sizes = {len(each) if isinstance(each, (list, tuple)) else -1 for each in batch}
+    sizes = {len(sample) if isinstance(sample, (list, tuple)) else -1 for sample in batch}
     are_columns = len(sizes) == 1 and min(sizes) > len(batch)
     return None if isinstance(batch, tuple) or are_columns else batch
 
@@ -152,7 +152,7 @@ def _leaves(
     pairs, _ = tree_flatten_with_path(value, is_leaf=is_leaf)
     for keys, leaf in pairs:
         part = keystr(keys).replace("]", "").replace("[", ".").replace("'", "").removeprefix(".")
-        name = ".".join(each for each in (path, part) if each)
+        name = ".".join(text for text in (path, part) if text)
         opened = fields_of(leaf) if depth and not is_leaf(leaf) else None
         if opened is None:
             yield name, leaf
@@ -163,13 +163,13 @@ def _leaves(
 def _is_column(value: Any) -> bool:
     """Whether a list has an entry for each row, and no containers or arrays."""
     plain = (str, bytes, int, float, complex, np.generic, type(None))
-    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(each, plain) for each in value)
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(entry, plain) for entry in value)
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
     """The fields of a mapping or object that pytree does not know."""
     if isinstance(value, Mapping):
-        return {str(name): each for name, each in value.items()}
+        return {str(name): field for name, field in value.items()}
     if hasattr(value, "__array__") or isinstance(value, (str, bytes, int, float, complex, type(None))):
         return None
     to_dict = getattr(value, "to_dict", None)
@@ -177,9 +177,9 @@ def fields_of(value: Any) -> dict[str, Any] | None:
         with suppress(Exception):
             return dict(to_dict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     fields = getattr(value, "__dict__", None)
-    return {name: each for name, each in fields.items() if not name.startswith("_")} if fields else None
+    return {name: field for name, field in fields.items() if not name.startswith("_")} if fields else None
 
 
 def _entries(leaf: Any) -> Any:
@@ -193,7 +193,7 @@ def _entries(leaf: Any) -> Any:
     if hasattr(leaf, "detach"):
         with suppress(Exception):
             if getattr(leaf, "is_nested", False):
-                return [array_of(each) for each in leaf.unbind()]
+                return [array_of(tensor) for tensor in leaf.unbind()]
             return _entries(array_of(leaf))
         return None
     if hasattr(leaf, "__array__") and not isinstance(leaf, np.generic):

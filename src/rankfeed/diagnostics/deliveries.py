@@ -152,12 +152,12 @@ class EpochReport:
     @property
     def steps(self) -> tuple[int, ...]:
         """Of each rank."""
-        return tuple(each.steps for each in self.ranks)
+        return tuple(rank.steps for rank in self.ranks)
 
     @property
     def batch_size(self) -> int:
         """The largest."""
-        return max(each.largest_batch for each in self.ranks)
+        return max(rank.largest_batch for rank in self.ranks)
 
     def __str__(self) -> str:
         missing = "" if self.missing is None else f", {self.missing:,} missing"

@@ -85,11 +85,11 @@ class Judged:
     def failures(self, allow: Collection[str] = ()) -> list[Finding]:
         """Findings that speak against a sound verdict, without those allowed by their code, or as "not proven"."""
         failing = {"error"} if "not proven" in allow else {"error", "unproven"}
-        return [each for each in self.findings if each.severity in failing and each.code not in allow]
+        return [finding for finding in self.findings if finding.severity in failing and finding.code not in allow]
 
     def verdict_as_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        findings = [each.as_dict() for each in self.findings]
+        findings = [finding.as_dict() for finding in self.findings]
         return {"sound": self.sound, "verdict": str(self.verdict), "findings": findings}
 
 
@@ -115,12 +115,12 @@ def has_warnings(findings: Iterable[Finding], verdict: Verdict | None) -> bool:
 def merged(found: Iterable[Finding], most: int = 12) -> tuple[Finding, ...]:
     """One finding for each code, the most severe, with the evidence of that severity; errors first."""
     by_code: dict[str, list[Finding]] = {}
-    for each in sorted(found, key=lambda each: get_args(Severity).index(each.severity)):
-        same = by_code.setdefault(each.code, [each])
-        if each.severity == same[0].severity:
-            same.append(each)
+    for finding in sorted(found, key=lambda finding: get_args(Severity).index(finding.severity)):
+        same = by_code.setdefault(finding.code, [finding])
+        if finding.severity == same[0].severity:
+            same.append(finding)
     return tuple(
-        replace(first, evidence=tuple(dict.fromkeys(line for each in same for line in each.evidence))[:most])
+        replace(first, evidence=tuple(dict.fromkeys(line for finding in same for line in finding.evidence))[:most])
         for first, *same in by_code.values()
     )
 

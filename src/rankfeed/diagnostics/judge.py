@@ -108,7 +108,7 @@ def judge_samples(epochs: Sequence[EpochReport], facts: JudgedFacts) -> Iterator
     same, other = lacks == 1 < len(epochs), lacks == len(epochs) > 1
     for epoch in epochs:
         findings = [*_excess(epoch, facts)]
-        if all(each.severity != "error" for each in findings):
+        if all(finding.severity != "error" for finding in findings):
             findings += _lack(epoch, facts, same=same, other=other)
         pads = not epoch.repeated or _is_padding(epoch, facts)
         # Samples that only repeat, or only lack, show even in fields that samples have in common.

@@ -76,15 +76,15 @@ def key_array(values: Any) -> KeyArray:
         values = values.tolist()
     if not isinstance(values, (list, tuple)):
         raise AuditError("keys are one for each sample", expected="a sequence", found=type(values).__name__)
-    if any(getattr(each, "ndim", 0) for each in values):
+    if any(getattr(entry, "ndim", 0) for entry in values):
         raise AuditError(
             "these are fields of ids, and not ids",
             expected="one for each sample",
             found=_outline(values),
             remedy="key=lambda batch: ... that returns a list with one for each sample",
         )
-    values = [each.tolist() if hasattr(each, "ndim") else each for each in values]
-    if not all(type(each) is int for each in values):
+    values = [entry.tolist() if hasattr(entry, "ndim") else entry for entry in values]
+    if not all(type(entry) is int for entry in values):
         return _digests(map(bytes_of, values))
     try:
         return np.array(values, np.int64)
@@ -114,7 +114,7 @@ def _bytes(entry: Any) -> bytes:
         return bytes_of(entry)
     except AuditError:
         opened = fields_of(entry)
-        return bytes_of([[name, repr(each)] for name, each in opened.items()]) if opened else pickle.dumps(entry)
+        return bytes_of([[name, repr(field)] for name, field in opened.items()]) if opened else pickle.dumps(entry)
 
 
 def bytes_of(value: Any) -> bytes:
@@ -132,9 +132,9 @@ def bytes_of(value: Any) -> bytes:
             return f"a{value.dtype.str}{value.shape}".encode() + value.tobytes()
         return bytes_of(value.tolist())
     if isinstance(value, Mapping):
-        return b"m" + b"".join(_framed(bytes_of(name)) + _framed(bytes_of(each)) for name, each in value.items())
+        return b"m" + b"".join(_framed(bytes_of(name)) + _framed(bytes_of(field)) for name, field in value.items())
     if isinstance(value, (list, tuple)):
-        return b"l" + b"".join(_framed(bytes_of(each)) for each in value)
+        return b"l" + b"".join(_framed(bytes_of(entry)) for entry in value)
     raise AuditError(
         "the content of a sample cannot be hashed",
         expected="arrays, tensors, numbers, text, bytes, and lists and dicts of them",

@@ -134,11 +134,11 @@ class Origin:
         is_list, info = isinstance(samples, (list, tuple)), get_worker_info()
         several = [*samples] if is_list else [samples]
         indices, bare = None, []
-        if several and all(type(each) is _Indexed for each in several):
-            numbers = [each.index for each in several] if is_list else samples.index
-            if isinstance(numbers, (list, tuple)) and all(hasattr(each, "__index__") for each in numbers):
-                indices = [int(each) for each in numbers]
-            bare = [each.sample for each in several] if is_list else []
+        if several and all(type(indexed) is _Indexed for indexed in several):
+            numbers = [indexed.index for indexed in several] if is_list else samples.index
+            if isinstance(numbers, (list, tuple)) and all(hasattr(index, "__index__") for index in numbers):
+                indices = [int(index) for index in numbers]
+            bare = [indexed.sample for indexed in several] if is_list else []
             samples = bare if is_list else samples.sample
         if info is None and len(self.kept) < self._keep:
             with suppress(Exception):  # of objects that cannot be copied
@@ -167,7 +167,7 @@ class Origin:
 
 def _dropped(samples: list[Any], batch: Any) -> int:
     """How many samples are surely not in a batch: None, or those beyond the rows of a field without new values."""
-    if nones := sum(each is None for each in samples):
+    if nones := sum(sample is None for sample in samples):
         return nones
     found = columns(batch, len(samples))
     if not found or max(map(len, found.values())) >= len(samples):
@@ -183,12 +183,12 @@ def _generators(thing: Any, name: str, depth: int = _DEPTH) -> dict[str, Any]:
     if is_generator(thing):
         return {name: thing}
     if isinstance(thing, (list, tuple)):
-        parts = {f"{name}[{number}]": each for number, each in enumerate(thing[:_ENTRIES])}
+        parts = {f"{name}[{number}]": part for number, part in enumerate(thing[:_ENTRIES])}
     else:
         fields = thing if isinstance(thing, dict) else getattr(thing, "__dict__", {})
         fields = [*fields.items()][:_ENTRIES] if isinstance(fields, dict) else []  # not of classes
-        parts = {f"{name}.{key}": each for key, each in fields}
+        parts = {f"{name}.{key}": part for key, part in fields}
     found: dict[str, Any] = {}
-    for part, each in parts.items() if depth else ():
-        found |= _generators(each, part, depth - 1)
+    for path, part in parts.items() if depth else ():
+        found |= _generators(part, path, depth - 1)
     return found

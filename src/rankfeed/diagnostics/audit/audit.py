@@ -131,17 +131,17 @@ def _count(
     processes: AuditProcesses, reader: AuditReader, counted: Sequence[RankSummary], expected: Universe, memory: int
 ) -> AuditReport:
     """Count all epochs; each process counts some of the partitions."""
-    key_types = {each.key_type for each in counted if each.key_type}
+    key_types = {summary.key_type for summary in counted if summary.key_type}
     if len(key_types) > 1:
         raise AuditError("keys are whole numbers on some ranks and not on others", remedy="give all the same key=")
-    kinds = {each.keys for each in counted}
+    kinds = {summary.keys for summary in counted}
     keys: KeyKind = "none" if "none" in kinds else "content" if "content" in kinds else "ids"
     #: Whether keys are compared with the universe; otherwise only their number is.
     keyed = expected.known and (keys == "ids" or not expected.is_number)
     if keyed:
         expected.check("".join(key_types))
     logs = reader.partitions
-    if keys == "none" or processes.rank not in [each.rank for each in counted]:
+    if keys == "none" or processes.rank not in [summary.rank for summary in counted]:
         logs = [HashPartitions(reader.scratch) for _ in logs]
     due = HashPartitions(reader.scratch / "universe", memory)
 
@@ -149,28 +149,28 @@ def _count(
         if keyed and processes.rank == 0:
             for chunk in expected.chunks():
                 due.add(chunk)
-        return sum(each.size for each in (due, *logs))
+        return sum(log.size for log in (due, *logs))
 
     size = sum(processes.each(prepare, "keys could not be sorted"))
     step_logs = list(zip(*processes.gather([record.steps for record in reader.records]), strict=True))
-    intervals = [max(1, -(-max(len(log.workers) for log in each) // INTERVALS)) for each in step_logs]
+    intervals = [max(1, -(-max(len(log.workers) for log in epoch) // INTERVALS)) for epoch in step_logs]
     counts = [KeyCounts() for _ in logs]
     for number, (low, high) in enumerate(partition_ranges(size, memory)):
-        gathered = processes.gather([each.read(low, high) for each in (due, *logs)])
+        gathered = processes.gather([log.read(low, high) for log in (due, *logs)])
         if number % processes.world_size == processes.rank:
             universe, *epochs = zip(*gathered, strict=True)
-            wanted = distinct(universe[0].keys if keyed else joined(each.keys for part in epochs for each in part))
+            wanted = distinct(universe[0].keys if keyed else joined(log.keys for part in epochs for log in part))
             for epoch, parts in enumerate(epochs):
                 counts[epoch] += count(parts, step_logs[epoch], wanted, interval=intervals[epoch])
-    totals = [sum(each, KeyCounts()) for each in zip(*processes.gather(counts), strict=True)]
-    traits = [each.traits for each in counted]
+    totals = [sum(parts, KeyCounts()) for parts in zip(*processes.gather(counts), strict=True)]
+    traits = [summary.traits for summary in counted]
     declared = LoaderTraits(
-        max(each.workers for each in traits),
-        drops=any(each.drops for each in traits),
-        replaces=any(each.replaces for each in traits),
-        indexed=any(each.indexed for each in traits),
+        max(trait.workers for trait in traits),
+        drops=any(trait.drops for trait in traits),
+        replaces=any(trait.replaces for trait in traits),
+        indexed=any(trait.indexed for trait in traits),
     )
-    cut = any(each.cut for each in counted)
+    cut = any(summary.cut for summary in counted)
     facts = JudgedFacts(keys, *_expectation(expected, counted, totals), cut, declared)
     keyed = keys != "none" and (keyed or facts.expectation == "epochs")
     reports = []
@@ -192,9 +192,9 @@ def _expectation(
     if expected.known:
         return "declared", expected.size
     dataset = counted[0].dataset
-    if dataset is not None and {each.dataset for each in counted} == {dataset}:
-        limit = sum(each.traits.drops * max(epoch.largest_batch for epoch in each.epochs) for each in counted)
-        if all(dataset[0] - limit <= each.unique <= dataset[0] for each in counts):
+    if dataset is not None and {summary.dataset for summary in counted} == {dataset}:
+        limit = sum(rank.traits.drops * max(epoch.largest_batch for epoch in rank.epochs) for rank in counted)
+        if all(dataset[0] - limit <= count.unique <= dataset[0] for count in counts):
             return "dataset", dataset[0]
     return ("epochs" if len(counts) > 1 else None), None
 
@@ -282,4 +282,4 @@ class AuditProcesses:
         for rank, (failed, _) in enumerate(results):
             if failed:
                 raise AuditError(f"{summary} on rank {rank}", found=failed) from cause
-        return [each for _, each in results]
+        return [result for _, result in results]

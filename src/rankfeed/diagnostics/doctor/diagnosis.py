@@ -89,11 +89,11 @@ def _partial_epochs(controls: Sequence[RunLog], allow: Collection[str]) -> Itera
             return
         epochs = [Counter(epoch.order(indices_of)) for (epoch,) in log.epochs]
         remainder = max([consistency.FEW * size, *(len(indices_of(step)) for step in steps)])
-        if not epochs or any(len(each) + remainder >= size or consistency.is_repetitive(each) for each in epochs):
+        if not epochs or any(len(ids) + remainder >= size or consistency.is_repetitive(ids) for ids in epochs):
             return
-        same = all(each.keys() == epochs[0].keys() for each in epochs)
+        same = all(epoch.keys() == epochs[0].keys() for epoch in epochs)
         severity: Severity = "note" if same or "partial" in allow else "unproven"
-        counts = ", ".join(str(len(each)) for each in epochs)
+        counts = ", ".join(str(len(epoch)) for epoch in epochs)
         text = f"{log.job.name}: epochs have {counts} of the {size} samples of its dataset"
         what = f"one process reads {'the same' if same else 'another'} part of the dataset in each epoch"
         yield finding("partial-epochs", severity, what, text)
@@ -101,7 +101,7 @@ def _partial_epochs(controls: Sequence[RunLog], allow: Collection[str]) -> Itera
 
 def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog], controls: Sequence[RunLog]) -> Kind | None:
     """The strongest kind that both controls agree on; not indices if these are other samples in a run."""
-    usable = [each for each in kinds if each.control is not None and each.exact]
+    usable = [kind for kind in kinds if kind.control is not None and kind.exact]
     if usable and usable[0].name == "indices" and not usable[0].drawn:
         for content in usable[1:]:
             exchanged = not content.drawn and any(_exchanges(run, content) for run in runs)
@@ -143,7 +143,7 @@ def _samples(
     run: RunLog, kind: Kind | None, kinds: Sequence[Kind], controls: Sequence[RunLog], allow: Collection[str]
 ) -> Iterator[Finding]:
     """What a run delivers, by the strongest kind of key."""
-    chosen = kind or next((each for each in kinds if each.control is not None), next(iter(kinds), None))
+    chosen = kind or next((other for other in kinds if other.control is not None), next(iter(kinds), None))
     epochs = run.epochs
     if run.cut:  # its beginning, as far as all ranks came
         steps = min(len(epoch.steps) for epoch in run.cut)
@@ -153,14 +153,14 @@ def _samples(
     if kind is None and not run.cut and (tokens := list(_tokens(run, controls, allow))):
         yield from tokens
         return
-    drawn = chosen is not None and (chosen.drawn or (chosen.control is None and any(each.drawn for each in kinds)))
+    drawn = chosen is not None and (chosen.drawn or (chosen.control is None and any(one.drawn for one in kinds)))
     facts = _facts(run, chosen, allow, drawn=drawn)
     if chosen is None:
         yield from judge_samples((), facts)
         return
     if chosen.control is not None and not chosen.names_samples and not run.cut:
         yield finding("no-ids", "note", "batches have no ids", f"samples are identified by {chosen.name}")
-    shared = any(each.startswith("shared") for each in allow)
+    shared = any(name.startswith("shared") for name in allow)
     expected = None if run.cut else chosen.control
     begun = [chosen.total([epoch]) for log in controls for rank in log.ranks for epoch in rank.epochs[:1]]
     repeats = run.cut and any(map(consistency.is_repetitive, begun))
@@ -171,7 +171,7 @@ def _samples(
             reports = [counter.report(*pair) for pair in zip(group, expected or repeat(None), strict=False)]
             findings += judge_samples(reports, facts)
     yield from findings
-    errors = any(each.severity == "error" for each in findings)
+    errors = any(finding.severity == "error" for finding in findings)
     if expected is None and not run.cut and not errors:
         yield from _uncounted(run, facts, controls)
     if facts.traits.replaces and facts.exact and controls and not errors and expected is not None:
@@ -265,7 +265,7 @@ def judge_tokens(
     if not consistency.is_repetitive(control.shingles) and max(excess, lack) > explained + _DISEASED:
         if lack >= excess:
             return finding("missing-samples", "error", "a large part of the tokens is not delivered", text)
-        within = sum((each - control.shingles).total() for each in run.by_rank) / run.shingles.total()
+        within = sum((shingles - control.shingles).total() for shingles in run.by_rank) / run.shingles.total()
         code = "duplicated-by-workers" if within > explained and traits.workers > 1 else "not-sharded-by-rank"
         return finding(code, "error", "packed sequences contain the same tokens several times", text)
     if max(excess, lack) < explained and abs(run.count - control.count) <= rest:

@@ -36,11 +36,11 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
         subset=xxh3_64_hexdigest(repr(indices).encode()) if (indices := subset(loader)) is not None else None,
         fingerprint=fingerprint if isinstance(fingerprint, str) else None,
         cuts_one_dataset=any(
-            attribute(each, name) not in (None, 1)
-            for each in samplers_of(loader)
+            attribute(sampler, name) not in (None, 1)
+            for sampler in samplers_of(loader)
             for name in ("num_replicas", "num_processes")
         ),
-        persistent=any(each.persistent_workers for each in dataloaders(loader)),
+        persistent=any(inner.persistent_workers for inner in dataloaders(loader)),
         traits=traits,
         resumes=all(callable(attribute(loader, name)) for name in ("state_dict", "load_state_dict")),
         elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
@@ -50,16 +50,16 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
 
 def without_workers(loader: Any) -> None:
     """Let DataLoaders read in this process, also where the factory takes no ``num_workers``."""
-    for each in dataloaders(loader):
-        if each.num_workers:
-            each.num_workers, each.prefetch_factor, each.timeout = 0, None, 0
+    for inner in dataloaders(loader):
+        if inner.num_workers:
+            inner.num_workers, inner.prefetch_factor, inner.timeout = 0, None, 0
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
     """Call `set_epoch` wherever a careful training loop would."""
     places = (loader, *samplers_of(loader), attribute(loader, "dataset"))
-    for each in {id(each): each for each in places if callable(attribute(each, "set_epoch"))}.values():
-        each.set_epoch(epoch)
+    for place in {id(place): place for place in places if callable(attribute(place, "set_epoch"))}.values():
+        place.set_epoch(epoch)
 
 
 def subset(loader: Any) -> list[int] | None:
@@ -69,8 +69,8 @@ def subset(loader: Any) -> list[int] | None:
     indices: list[int] | None = None
     dataset = attribute(loader, "dataset")
     while isinstance(dataset, torch.utils.data.Subset):
-        own = [int(each) for each in dataset.indices]
-        indices = own if indices is None else [own[each] for each in indices]
+        own = [int(index) for index in dataset.indices]
+        indices = own if indices is None else [own[index] for index in indices]
         dataset = dataset.dataset
     return indices
 

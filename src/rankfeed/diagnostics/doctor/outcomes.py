@@ -21,8 +21,8 @@ def failures(runs: Sequence[RunLog], controls: Sequence[RunLog], resumed: Sequen
     """Ranks that failed; what the requested configuration does not show is not the loader's disease."""
     working = [run for run in runs if run.ok]
     for run in runs:
-        same = [each for each in working if each.job.ranks == run.job.ranks]
-        if same and run.job.start_method not in {each.job.start_method for each in same}:
+        same = [other for other in working if other.job.ranks == run.job.ranks]
+        if same and run.job.start_method not in {other.job.start_method for other in same}:
             # Workers that raise later on disturb each other; a start method that does not work raises at once.
             later = _raised(run) and any(True for _ in run.steps)
             only = f", with the {run.job.start_method} start method only"
@@ -42,7 +42,7 @@ def failures(runs: Sequence[RunLog], controls: Sequence[RunLog], resumed: Sequen
 
 def _raised(run: RunLog, phase: str | None = None) -> bool:
     root = [rank.failure for rank in run.ranks if rank.failure is not None and rank.failure.root]
-    return bool(root) and all(each.kind == "raised" and phase in (None, each.phase) for each in root)
+    return bool(root) and all(failure.kind == "raised" and phase in (None, failure.phase) for failure in root)
 
 
 def _failures(run: RunLog, severity: Severity = "error", only: str = "") -> Iterator[Finding]:
@@ -90,9 +90,9 @@ def differences(run: RunLog) -> Iterator[Finding]:
 
 def lengths(run: RunLog) -> Iterator[Finding]:
     """``len(loader)`` against the steps: exactly, of a map-style dataset; of a stream."""
-    for each in run.epochs[:1]:
-        total = sum(len(epoch.steps) for epoch in each)
-        for rank, epoch in zip(run.ranks, each, strict=True):
+    for epochs in run.epochs[:1]:
+        total = sum(len(epoch.steps) for epoch in epochs)
+        for rank, epoch in zip(run.ranks, epochs, strict=True):
             built, steps = rank.built, len(epoch.steps)
             if built is None or built.length is None or built.length == steps:
                 continue
@@ -205,7 +205,7 @@ def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:
     before: Counter[RowKey] = Counter()
     for rank, epoch in zip(whole.ranks, whole.epochs[0], strict=True):
         before.update(key for step in epoch.steps[: rank.state_after] for key in kind.of(step))
-    steps = " or ".join(str(each) for each in sorted({rank.state_after or 0 for rank in whole.ranks}))
+    steps = " or ".join(str(step) for step in sorted({rank.state_after or 0 for rank in whole.ranks}))
     for number, (uninterrupted, epochs) in enumerate(zip(whole.epochs, after.epochs, strict=False)):
         expected, delivered = kind.total(uninterrupted), kind.total(epochs)
         if (whole.job.ranks, whole.job.workers) != (after.job.ranks, after.job.workers):

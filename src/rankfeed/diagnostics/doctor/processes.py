@@ -91,20 +91,20 @@ def run_job(job: Job, preload: Sequence[str] = ()) -> RunLog:
         tempfile.TemporaryDirectory(prefix="rankfeed-doctor-", ignore_cleanup_errors=True) as folder,
         _started(log, Path(folder), preload) as running,
     ):
-        while awaited := [each for each in running if each.is_awaited]:
-            poll_descriptors({each.worker.channel.socket.fileno(): select.POLLIN for each in awaited}, 0.1)
-            for each in awaited:
-                each.receive()
-            failed = any(each.log.failure is not None for each in running)
-            for each in (each for each in running if each.is_awaited):
+        while awaited := [process for process in running if process.is_awaited]:
+            poll_descriptors({process.worker.channel.socket.fileno(): select.POLLIN for process in awaited}, 0.1)
+            for process in awaited:
+                process.receive()
+            failed = any(process.log.failure is not None for process in running)
+            for process in (process for process in running if process.is_awaited):
                 with suppress(OSError):
-                    if each.output.stat().st_size > _OUTPUT:
-                        os.truncate(each.output, 0)  # it is opened to append
-                limit = _CONNECT if each.log.phase == Phase.START else job.timeout + job.step_seconds
+                    if process.output.stat().st_size > _OUTPUT:
+                        os.truncate(process.output, 0)  # it is opened to append
+                limit = _CONNECT if process.log.phase == Phase.START else job.timeout + job.step_seconds
                 limit = min(limit, _AFTER_A_FAILURE) if failed else limit
-                if (silent := time.monotonic() - each.heard) > limit:
-                    detail, stack = f"nothing came for {silent:.0f} s", each.current_stack()
-                    each.log.failure = RunFailure("hangs", each.log.phase, detail, stack, root=not failed)
+                if (silent := time.monotonic() - process.heard) > limit:
+                    detail, stack = f"nothing came for {silent:.0f} s", process.current_stack()
+                    process.log.failure = RunFailure("hangs", process.log.phase, detail, stack, root=not failed)
     return log
 
 
@@ -133,14 +133,14 @@ def _started(log: RunLog, folder: Path, preload: Sequence[str]) -> Iterator[list
             worker.channel.send(pickle.dumps((rank.rank, environ, str(running[-1].output))))
         yield running
         # Ranks clean up, unless one hangs.
-        failures = {each: each.log.failure and each.log.failure.kind for each in running}
+        failures = {peer: peer.log.failure and peer.log.failure.kind for peer in running}
         deadline = time.monotonic() + _LEAVE
-        alive = [] if "hangs" in failures.values() else [each for each in running if failures[each] != "died"]
-        for each in alive:
+        alive = [] if "hangs" in failures.values() else [peer for peer in running if failures[peer] != "died"]
+        for peer in alive:
             with suppress(PeerGoneError):
-                each.worker.channel.send(b"")
-        for each in alive:
-            each.worker.channel.poll(max(0.0, deadline - time.monotonic()))
+                peer.worker.channel.send(b"")
+        for peer in alive:
+            peer.worker.channel.poll(max(0.0, deadline - time.monotonic()))
     finally:
         for pool in pools:
             _end_descendants(pool.server_pid)

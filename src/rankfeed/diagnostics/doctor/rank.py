@@ -168,7 +168,7 @@ class LoaderReader:
         iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
         if isinstance(loader, (Mapping, str, bytes)) or not iterable:
             raise TypeError(f"the factory returned no iterable of batches but {type(loader).__name__}")
-        if isinstance(loader, (tuple, list)) and any(isinstance(each, DataLoader) for each in loader):
+        if isinstance(loader, (tuple, list)) and any(isinstance(part, DataLoader) for part in loader):
             raise TypeError(f"the factory returned {len(loader)} things, with loaders among them: return one")
         if self._key is None and isinstance(own := attribute(loader, "id_column"), str):
             self._key = own
@@ -253,7 +253,7 @@ class LoaderReader:
             ids=ids,
             indices=indices,
             dropped=origin.dropped,
-            base=[self._subset[each] for each in indices or ()] if self._subset is not None else None,
+            base=[self._subset[index] for index in indices or ()] if self._subset is not None else None,
             fields=hashes,
             ends={} if ids is not None else shapes.all_ends(fields),
             shingles=shingles,
@@ -277,7 +277,8 @@ class LoaderReader:
 def _accepted(factory: Callable[..., Any]) -> set[str]:
     with suppress(ValueError, TypeError):  # something built in
         kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return {name for name, each in inspect.signature(factory).parameters.items() if each.kind in kinds}
+        parameters = inspect.signature(factory).parameters.values()
+        return {parameter.name for parameter in parameters if parameter.kind in kinds}
     return set()
 
 
@@ -287,8 +288,8 @@ def _named(values: Any) -> list[RowKey]:
     if keys.dtype.kind == "i":
         numbers: list[RowKey] = keys.tolist()
         return numbers
-    if isinstance(values, (list, tuple)) and all(isinstance(each, str) and len(each) < _LONG for each in values):
-        return [_encodable(each) for each in values]
+    if isinstance(values, (list, tuple)) and all(isinstance(key, str) and len(key) < _LONG for key in values):
+        return [_encodable(key) for key in values]
     return [key.hex() for key in keys.tolist()]
 
 

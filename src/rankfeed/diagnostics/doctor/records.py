@@ -296,7 +296,7 @@ class RunLog:
     @property
     def epochs(self) -> list[list[EpochLog]]:
         """Epochs that all ranks read to their end, of each rank."""
-        return [list(each) for each in zip(*(rank.whole for rank in self.ranks), strict=False)]
+        return [list(epochs) for epochs in zip(*(rank.whole for rank in self.ranks), strict=False)]
 
     @property
     def cut(self) -> list[EpochLog]:

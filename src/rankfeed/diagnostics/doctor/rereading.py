@@ -38,7 +38,7 @@ def reread(loader: Any, waited: float, *, copies: bool = True) -> Iterator[ReadA
         before = pickle.dumps([*map(state_of, generators)])
         batches = [samples for _, samples, are_several in origin.kept if are_several]
         together = [_step(origin.collate(copy.deepcopy(samples)), len(samples)) for samples in batches]
-        alone = [[_step(origin.collate([copy.deepcopy(each)]), 1) for each in samples] for samples in batches]
+        alone = [[_step(origin.collate([copy.deepcopy(sample)]), 1) for sample in samples] for samples in batches]
         yield CollatedAlone(together, alone, drew=pickle.dumps([*map(state_of, generators)]) != before)
 
 
@@ -95,16 +95,16 @@ def _step(batch: Any, rows: int) -> Step:
 def _generators(origin: Origin) -> list[Any]:
     """The global generators, those of modules, and those that the dataset and the collate function can reach."""
     reached: list[Any] = [origin.dataset, origin.collate]
-    seen = {id(each) for each in reached}
+    seen = {id(thing) for thing in reached}
     for thing in reached:  # which grows
         if len(reached) > _OBJECTS:
             break
         if isinstance(thing, (list, tuple, dict, set)) and len(thing) > _ENTRIES:
             continue  # data
-        new = [each for each in gc.get_referents(thing) if gc.is_tracked(each) or is_generator(each)]
-        new = [each for each in new if id(each) not in seen and not isinstance(each, (type, ModuleType))]
+        new = [target for target in gc.get_referents(thing) if gc.is_tracked(target) or is_generator(target)]
+        new = [target for target in new if id(target) not in seen and not isinstance(target, (type, ModuleType))]
         seen.update(map(id, new))
         reached += new
-    reached += [each for module in [*sys.modules.values()] for each in getattr(module, "__dict__", {}).values()]
+    reached += [value for module in [*sys.modules.values()] for value in getattr(module, "__dict__", {}).values()]
     reached += global_generators().values()
-    return [*{id(each): each for each in reached if is_generator(each)}.values()]
+    return [*{id(generator): generator for generator in reached if is_generator(generator)}.values()]

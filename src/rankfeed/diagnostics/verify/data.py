@@ -129,7 +129,7 @@ def verify_data(
         contents = DataContents([], damage=[Damage.of(error, place)])
     verdict.checksums = contents.checksums
     verdict.nbytes = sum(file_stamp(file)[1] for file in contents.files)
-    paths = [os.path.abspath(each) for each in ([place] if isinstance(place, str | os.PathLike) else place)]
+    paths = [os.path.abspath(path) for path in ([place] if isinstance(place, str | os.PathLike) else place)]
     verified = VerifiedPieces(repr((paths, opening)), cache_dir, resume=resume)
     todo = [piece for piece in contents.pieces if piece.key not in verified]
     verdict.pieces, verdict.resumed = len(contents.pieces), len(contents.pieces) - len(todo)

@@ -103,65 +103,66 @@ def parse_ledger(path: Path) -> ParsedLedger:
     newest: dict[str, LedgerPass] = {}
     try:
         with open(path, "rb") as file:
-            for each in decode_ledger(file):
-                if isinstance(each, DamagedBytes):
-                    if each.torn:
+            for record in decode_ledger(file):
+                place = f", offset {record.offset}"
+                if isinstance(record, DamagedBytes):
+                    if record.torn:
                         what = "a ledger ends within a record: its process was killed while writing"
                         ledger.add("killed-while-writing", "note", what)
-                    elif each.version is not None:
+                    elif record.version is not None:
                         ledger.add(
                             "other-version",
                             "unproven",
                             "another version of rankfeed wrote a ledger, so that deliveries are not known",
-                            f", offset {each.offset}: version {each.version} of the format, expected {VERSION}",
+                            f"{place}: version {record.version} of the format, expected {VERSION}",
                             "verify it with the version of rankfeed that wrote it",
                         )
                     else:
-                        why = f": {each.why}" if each.why else ""
-                        ledger.damage(each.offset, f"{each.nbytes} bytes are neither a header nor a step{why}")
-                elif isinstance(each, PassHeader):
-                    one = LedgerPass(each.content, last_ns=each.content.time_ns)
+                        why = f": {record.why}" if record.why else ""
+                        ledger.damage(record.offset, f"{record.nbytes} bytes are neither a header nor a step{why}")
+                elif isinstance(record, PassHeader):
+                    one = LedgerPass(record.content, last_ns=record.content.time_ns)
                     try:
                         len(one.schedule)
                     except (ArgumentError, PlanError, TopologyError) as error:
-                        ledger.damage(each.offset, f"the header of a pass contradicts itself: {error.summary}")
+                        ledger.damage(record.offset, f"the header of a pass contradicts itself: {error.summary}")
                     else:
                         ledger.passes.append(one)
-                        passes[each.number] = newest[one.stream] = one
-                elif (found := passes.get(each.number)) is not None:  # else its header is damaged, which was noted
-                    _add_step(each, found, ledger)
-                    if newest[found.stream] is not found:
-                        newest[found.stream] = found
+                        passes[record.number] = newest[one.stream] = one
+                elif (current := passes.get(record.number)) is not None:  # else its header is damaged
+                    _add_step(record, current, ledger)
+                    if newest[current.stream] is not current:
+                        newest[current.stream] = current
                         ledger.add(
                             "interleaved-passes",
                             "error",
                             "two iterations over the same data were active at the same time, so that samples were "
                             "delivered twice",
-                            f", offset {each.offset}",
+                            place,
                             "if they belong to different loaders, give each of them a folder of its own",
                         )
     except OSError as error:
         ledger.damage(0, f"it cannot be read: {error.strerror or error}")
-    if any(each.code == "damaged-ledger" for each in ledger.findings):  # steps may be out of order because of it
-        ledger.findings = [each for each in ledger.findings if each.severity != "error"]
+    if any(finding.code == "damaged-ledger" for finding in ledger.findings):  # steps may be out of order
+        ledger.findings = [finding for finding in ledger.findings if finding.severity != "error"]
     if not ledger.passes and not ledger.findings:
         ledger.add("empty-ledger", "note", "a ledger is empty: its process was killed before its first step")
     return ledger
 
 
-def _add_step(each: StepRecord, one: LedgerPass, ledger: ParsedLedger) -> None:
+def _add_step(step: StepRecord, one: LedgerPass, ledger: ParsedLedger) -> None:
     steps = len(one.schedule)
-    if not one.steps <= each.step < steps or each.position != one.schedule.position_after(each.step):
+    if not one.steps <= step.step < steps or step.position != one.schedule.position_after(step.step):
         ledger.damage(
-            each.offset,
-            f"step {each.step} ends at position {each.position}; expected step {one.steps} of {steps} of its plan",
+            step.offset,
+            f"step {step.step} ends at position {step.position}; expected step {one.steps} of {steps} of its plan",
         )
         return
-    if each.step > one.steps:
-        ledger.damage(each.offset, f"steps {one.steps} to {each.step - 1} cannot be read")
-    one.steps, one.last_ns = each.step + 1, each.time_ns
-    if each.unproven:
-        one.unproven[each.unproven] += 1
+    if step.step > one.steps:
+        ledger.damage(step.offset, f"steps {one.steps} to {step.step - 1} cannot be read")
+    one.steps, one.last_ns = step.step + 1, step.time_ns
+    if step.unproven:
+        one.unproven[step.unproven] += 1
 
 
 @dataclass
@@ -205,7 +206,7 @@ def launches_of(passes: Iterable[LedgerPass]) -> list[Launch]:
     for (name, _, rank, world_size), process in began:
         launch = latest.get((name, world_size))
         peers = launch.processes.get(rank, []) if launch else []
-        are_parallel = all(each[0].content.launcher == "mesh" for each in [*peers, process])
+        are_parallel = all(members[0].content.launcher == "mesh" for members in [*peers, process])
         if launch is None or (peers and not are_parallel):
             launch = latest[name, world_size] = Launch(name, world_size)
             launches.append(launch)

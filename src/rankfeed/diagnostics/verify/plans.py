@@ -95,8 +95,8 @@ def verify_plan(
     """
     topologies = (Topology(rank=rank, world_size=ranks) for rank in range(ranks))
     schedules = [
-        Schedule(plan, batch_size=batch_size, topology=each, epoch=epoch, start=start, tail=tail)
-        for each in topologies
+        Schedule(plan, batch_size=batch_size, topology=topology, epoch=epoch, start=start, tail=tail)
+        for topology in topologies
     ]
     first, lengths = schedules[0], [len(schedule) for schedule in schedules]
     counted = count and plan.num_samples <= COUNTED

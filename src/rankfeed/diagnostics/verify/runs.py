@@ -115,11 +115,11 @@ class LoaderRun:
 
     def __str__(self) -> str:
         lines = [self.data]
-        for number, each in enumerate(self.launches, 1):
-            times = (datetime.fromtimestamp(each[name] / 1e9, UTC) for name in ("began_ns", "ended_ns"))
+        for number, launch in enumerate(self.launches, 1):
+            times = (datetime.fromtimestamp(launch[name] / 1e9, UTC) for name in ("began_ns", "ended_ns"))
             began, ended = (f"{time:%Y-%m-%d %H:%M:%S}" for time in times)
-            ranks = f"{each['ledgers']} of {each['ranks']:,} rank{'s' * (each['ranks'] != 1)}"
-            lines.append(f"launch {number}  {ranks} on {listed(each['hosts'])}, {began} to {ended} UTC")
+            ranks = f"{launch['ledgers']} of {launch['ranks']:,} rank{'s' * (launch['ranks'] != 1)}"
+            lines.append(f"launch {number}  {ranks} on {listed(launch['hosts'])}, {began} to {ended} UTC")
         return "\n".join([*lines, *map(str, self.epochs)])
 
 
@@ -331,7 +331,7 @@ def _overlaps(launches: Sequence[Launch]) -> Iterator[Finding]:
     """Launches that wrote at the same time: two jobs in one folder, or one whose ranks were not detected."""
     hosts = [launch.by_host() for launch in launches]
     for number, launch in enumerate(launches):
-        earlier = next((each for each in range(number) if _overlap(hosts[each], hosts[number])), None)
+        earlier = next((index for index in range(number) if _overlap(hosts[index], hosts[number])), None)
         if earlier is None:
             continue
         other = launches[earlier]
@@ -369,10 +369,10 @@ def _uneven_end(launch: Launch, last: Coverage) -> Iterator[Finding]:
         yield Finding("not-begun", "note", what, (f"{_where(last)}: {_absent(last)}",))
 
 
-def _where(each: Coverage) -> str:
-    return f"launch {each.launch + 1}, epoch {each.epoch} from position {each.start:,}"
+def _where(coverage: Coverage) -> str:
+    return f"launch {coverage.launch + 1}, epoch {coverage.epoch} from position {coverage.start:,}"
 
 
-def _absent(each: Coverage) -> str:
-    absent = [str(rank) for rank in range(each.world_size) if rank not in each.steps]
-    return f"rank{'s' * (len(absent) > 1)} {listed(absent, 8)} of {each.world_size}"
+def _absent(coverage: Coverage) -> str:
+    absent = [str(rank) for rank in range(coverage.world_size) if rank not in coverage.steps]
+    return f"rank{'s' * (len(absent) > 1)} {listed(absent, 8)} of {coverage.world_size}"
