@@ -33,13 +33,13 @@ class HandleCache(Generic[_Value]):
     def get(self, index: int, open_file: Callable[[], _Value]) -> _Value:
         """The open file of a number, opened if necessary; others are closed to stay within the limits."""
         try:
-            value = self._values[index] = self._values.pop(index)
-            return value
+            handle = self._values[index] = self._values.pop(index)
+            return handle
         except KeyError:  # also if another thread is just closing it
             pass
         for is_second in (False, True):
             try:
-                value = open_file()
+                handle = open_file()
                 break
             except (OSError, SourceError) as error:
                 if not _is_too_many_open_files(error):
@@ -53,11 +53,11 @@ class HandleCache(Generic[_Value]):
                         remedy="raise the limit before the job starts (`ulimit -n`), or write fewer files",
                     ) from error
             _shrink_all(0)
-        self._values[index] = value
+        self._values[index] = handle
         while len(self._values) > self._max_open:
             self._close_oldest()
         _shrink_all(open_file_limit())
-        return value
+        return handle
 
     def values(self) -> list[_Value]:
         return list(self._values.values())

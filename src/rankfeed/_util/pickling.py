@@ -30,8 +30,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def main_classes() -> frozenset[str]:
     """Names of the classes that ``__main__`` defines."""
     main = dict(vars(sys.modules["__main__"]))
-    classes = ((name, value) for name, value in main.items() if isinstance(value, type))
-    return frozenset(n for n, value in classes if value.__module__ in _MAIN_MODULES and value.__qualname__ == n)
+    classes = ((name, member) for name, member in main.items() if isinstance(member, type))
+    return frozenset(name for name, cls in classes if cls.__module__ in _MAIN_MODULES and cls.__qualname__ == name)
 
 
 def _main_class(module: str, name: str) -> Any:

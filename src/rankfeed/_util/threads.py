@@ -82,7 +82,7 @@ def in_parallel(
 ) -> list[_Result]:
     """Results of ``work`` for each item, read from disk, in order; an error stops the rest."""
     if len(items) < 2:
-        return [work(item) for item in items]
+        return [work(argument) for argument in items]
     results = []
     with ThreadPoolExecutor(_THREADS) as pool, progress_bar(label, len(items), enabled=progress) as advance:
         for result in pool.map(work, items):  # if an item raises, those that have not begun are cancelled

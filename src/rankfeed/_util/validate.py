@@ -178,7 +178,7 @@ def check_columns_option(columns: object) -> list[str]:
 def check_environ(value: Mapping[str, str]) -> Mapping[str, str]:
     """Environment variables: a mapping of strings to strings."""
     given: Any = value
-    if not isinstance(given, Mapping) or not all(isinstance(part, str) for item in given.items() for part in item):
+    if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
         raise invalid("environ", "a mapping of names to values, such as os.environ", value)
     return value
 

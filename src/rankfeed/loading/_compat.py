@@ -180,7 +180,7 @@ def _different_batches(loader: Any, epoch: int, done: int, position: str) -> Sta
 
 def _ignored_state(loader: Any, loop: Any) -> Mapping[str, Any]:
     """The state of a loader in a checkpoint that Lightning has not loaded; empty if there is none."""
-    loaders = [item for item in loop._combined_loader.flattened if hasattr(item, "load_state_dict")]
+    loaders = [member for member in loop._combined_loader.flattened if hasattr(member, "load_state_dict")]
     states: dict[Any, Mapping[str, Any]] = dict(zip(loaders, loop._combined_loader_states_to_load, strict=False))
     return states.get(loader, {})
 
@@ -344,12 +344,12 @@ def has_shuffle_buffer(stream: object) -> bool:
     for part in parts:  # which grows
         if type(part).__module__ == "datasets.iterable_dataset" and type(part).__name__ == _BUFFER:
             return True
-        for value in part if isinstance(part, list | tuple) else getattr(part, "__dict__", {}).values():
-            is_list = isinstance(value, list | tuple) and len(value) <= _MAX_ENTRIES
-            is_part = is_list or (hasattr(value, "__dict__") and not isinstance(value, type | ModuleType))
-            if is_part and id(value) not in seen and len(parts) < _MAX_OBJECTS:
-                seen.add(id(value))
-                parts.append(value)
+        for child in part if isinstance(part, list | tuple) else getattr(part, "__dict__", {}).values():
+            is_list = isinstance(child, list | tuple) and len(child) <= _MAX_ENTRIES
+            is_part = is_list or (hasattr(child, "__dict__") and not isinstance(child, type | ModuleType))
+            if is_part and id(child) not in seen and len(parts) < _MAX_OBJECTS:
+                seen.add(id(child))
+                parts.append(child)
     return False
 
 

@@ -42,12 +42,12 @@ class EpochAudit:
         Raises:
             AuditError: it is another step, or has other samples than the schedule.
         """
-        due = self.delivered.steps[schedule.rank]
+        next_step = self.delivered.steps[schedule.rank]
         expected = schedule.batch(step)[schedule.valid(step)]
-        if step != due or not np.array_equal(sample_ids, expected):
+        if step != next_step or not np.array_equal(sample_ids, expected):
             raise AuditError(
                 "a batch has other samples than the plan",
-                expected=f"step {due}" if step != due else f"samples {expected[:8].tolist()}",
+                expected=f"step {next_step}" if step != next_step else f"samples {expected[:8].tolist()}",
                 found=f"samples {sample_ids[:8].tolist()}",
                 where=f"rank {schedule.rank}, epoch {schedule.epoch}, step {step}",
             )

@@ -434,8 +434,8 @@ class BatchBuilder:
             for row, sample_id in enumerate(spec.ids.tolist()):
                 samples = None if spec.samples is None else [copy_sample(spec.samples[row])]
                 try:
-                    one = spec._replace(ids=spec.ids[row : row + 1], samples=samples)
-                    transformed += _as_samples(trial._rows(one))
+                    row_spec = spec._replace(ids=spec.ids[row : row + 1], samples=samples)
+                    transformed += _as_samples(trial._rows(row_spec))
                     sample_ids.append(sample_id)
                 except Exception as error:
                     reraise_interrupt(error)
@@ -523,15 +523,15 @@ class BatchBuilder:
         """The samples for a collate_fn; dicts with the id column, so that its batch can prove what it has."""
         if self.id_column is None:
             return samples
-        given = []
+        with_ids = []
         for sample_id, sample in zip(spec.ids.tolist(), samples, strict=True):
             if isinstance(sample, dict):
                 if self.id_column in sample:
                     raise name_conflict(self.id_column, spec.where, TransformError)
                 sample = copy.copy(sample)
                 sample[self.id_column] = sample_id
-            given.append(sample)
-        return given
+            with_ids.append(sample)
+        return with_ids
 
     def _check_rows(self, batch: Any, spec: BatchSpec, function: str) -> str:
         """The function, if it is not known whether its batch has all samples; empty if it has."""

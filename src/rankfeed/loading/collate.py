@@ -65,14 +65,14 @@ def collate(
         if isinstance(column, Dense):
             batch[name] = torch.from_numpy(column.gather(allocate, copies))
         elif isinstance(column, Ragged):
-            value = _collate_ragged(column, ragged, allocate, pad_to, copies)
-            if isinstance(value, _Padded):
+            collated = _collate_ragged(column, ragged, allocate, pad_to, copies)
+            if isinstance(collated, _Padded):
                 if f"{name}_lengths" in columns:
                     raise name_conflict(f"{name}_lengths")
-                batch[name], batch[f"{name}_lengths"], (waste, size) = value
+                batch[name], batch[f"{name}_lengths"], (waste, size) = collated
                 padding, nbytes = padding + waste, nbytes + size
             else:
-                batch[name] = value
+                batch[name] = collated
         elif isinstance(column, Bytes) and bytes_as == "view" and column.field.kind == "bytes":
             batch[name] = column.views(allocate, copies)
         elif isinstance(column, Bytes):
@@ -136,10 +136,10 @@ def collate_samples(
             if isinstance(rows, np.ndarray):
                 return torch.from_numpy(rows)
             return torch.from_numpy(np.stack(rows, out=allocate((len(rows), *field.shape), np.dtype(field.dtype))))
-        value = _collate_ragged(Ragged.of(rows), ragged, allocate, pad_to)
-        if isinstance(value, _Padded):
-            padded.append(value.padding)
-        return value
+        collated = _collate_ragged(Ragged.of(rows), ragged, allocate, pad_to)
+        if isinstance(collated, _Padded):
+            padded.append(collated.padding)
+        return collated
 
     batch = _with_lengths(map_leaves(samples, layout, tensors), layout)
     return batch, (sum(waste for waste, _ in padded), sum(size for _, size in padded))
@@ -173,13 +173,13 @@ def _with_lengths(batch: Any, layout: Layout) -> Any:
         return layout.kind(*parts) if hasattr(layout.kind, "_fields") else layout.kind(parts)
     fields: dict[Any, Any] = {}
     for name, part in layout.parts.items():
-        value = batch[name]
-        if not isinstance(value, _Padded):
-            fields[name] = _with_lengths(value, part)
+        collated = batch[name]
+        if not isinstance(collated, _Padded):
+            fields[name] = _with_lengths(collated, part)
             continue
         if f"{name}_lengths" in layout.parts or f"{name}_lengths" in fields:
             raise name_conflict(f"{name}_lengths")
-        fields[name], fields[f"{name}_lengths"] = value[:2]
+        fields[name], fields[f"{name}_lengths"] = collated[:2]
     return fields
 
 
@@ -249,11 +249,11 @@ def check_order(batch: Any, samples: Sequence[Any], sample_ids: npt.NDArray[np.i
                 continue
             values = column.tolist() if isinstance(column, torch.Tensor) and column.ndim == 1 else column
             keys = _row_keys([*(sample[name] for sample in samples), *values])
-            given, returned = keys[: len(samples)], keys[len(samples) :]
-            if len({*given}) == len({*sample_ids.tolist()}):
-                if given == returned:
+            given_keys, batch_keys = keys[: len(samples)], keys[len(samples) :]
+            if len({*given_keys}) == len({*sample_ids.tolist()}):
+                if given_keys == batch_keys:
                     return
-                if {*given} >= {*returned}:
+                if {*given_keys} >= {*batch_keys}:
                     unlike = name
     if unlike is not None:
         raise TransformError(

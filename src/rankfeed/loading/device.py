@@ -12,11 +12,11 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on a device; tensors on the CPU are copied to CUDA through pinned memory."""
     if not callable(getattr(batch, "to", None)):
         if isinstance(batch, dict):
-            return {name: to_device(value, device) for name, value in batch.items()}
+            return {name: to_device(field, device) for name, field in batch.items()}
         if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-            return type(batch)(*(to_device(value, device) for value in batch))
+            return type(batch)(*(to_device(field, device) for field in batch))
         if isinstance(batch, (list, tuple)):
-            return type(batch)(to_device(value, device) for value in batch)
+            return type(batch)(to_device(part, device) for part in batch)
         return batch
     # A tensor, or what moves its own tensors: a batch of graphs, a PackedSequence (a tuple that leaves one here).
     is_tensor = isinstance(batch, torch.Tensor)

@@ -50,8 +50,8 @@ class LazyTopology:
             return detected
         if group is None and (is_helper or process == _this_process()):
             return detected
-        here = Topology.detect()
-        return detected if here.launcher == "single" else here
+        current = Topology.detect()
+        return detected if current.launcher == "single" else current
 
     def __getstate__(self) -> dict[str, Any]:
         topology = self.peek()

@@ -172,12 +172,12 @@ def check_column_names(
         return columns  # fields that are inferred from samples are so in the process that iterates
     fields = source.fields
     if not source.as_dicts:
-        for name, value, given in (
+        for name, value, is_given in (
             ("id_column", id_column, id_column is not None),
             ('tail="pad"', "it marks rows", tail == "pad"),
             ("columns", columns, columns is not None),
         ):
-            if given and (name == "columns" or source.annotate is None):
+            if is_given and (name == "columns" or source.annotate is None):
                 raise _needs_dicts(name, f"{value!r} for a Dataset whose samples are something else")
         return columns
     # The declared fields are those of a transform's results, the columns those of the samples that it gets.

@@ -80,12 +80,12 @@ def measure_quality(plan: Plan, *, batch_size: int, world_size: int, epoch: int 
     rank_batches: list[Int64] = []
     global_batches: list[Int64] = []
     while len(rank_batches) < batches:
-        for number, rank in enumerate(ranks):
+        for index, rank in enumerate(ranks):
             schedule = _schedule(plan, batch_size, Topology(rank, world_size), epoch)
             last = max(0, len(schedule) - 3)  # the last two may be smaller
             steps = np.unique(np.linspace(0, last, batches, dtype=np.int64))
             # Other steps of each rank, since ranks have the same global batch in one step.
-            for step in steps[number % len(steps) :: len(ranks)].tolist():
+            for step in steps[index % len(steps) :: len(ranks)].tolist():
                 ids, _ = schedule.batches(range(step, step + 1))
                 rank_batches.append(ids[schedule.valid(step)])
                 low, high = step * schedule.global_batch_size, schedule.position_after(step)

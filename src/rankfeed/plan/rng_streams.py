@@ -59,6 +59,6 @@ def wants_rng(function: Callable[..., Any]) -> bool:
         parameters = list(inspect.signature(function).parameters.values())
     except Exception:  # a callable object of the user's may raise anything
         return False
-    positional = [item for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
-    required = [item for item in positional if item.default is item.empty]
-    return len(required) >= 2 or any(item.name == "rng" for item in positional[1:])
+    positional = [arg for arg in parameters if arg.kind in (arg.POSITIONAL_ONLY, arg.POSITIONAL_OR_KEYWORD)]
+    required = [arg for arg in positional if arg.default is arg.empty]
+    return len(required) >= 2 or any(arg.name == "rng" for arg in positional[1:])

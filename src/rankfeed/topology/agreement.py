@@ -30,8 +30,8 @@ class ProcessReport:
     @property
     def name(self) -> str:
         """Name of the process in messages."""
-        who = "a process" if self.topology is None else f"rank {self.topology.rank}"
-        return f"{who} ({self.host}, pid {self.pid})"
+        process = "a process" if self.topology is None else f"rank {self.topology.rank}"
+        return f"{process} ({self.host}, pid {self.pid})"
 
 
 def find_contradictions(reports: Sequence[ProcessReport]) -> list[str]:
@@ -41,13 +41,13 @@ def find_contradictions(reports: Sequence[ProcessReport]) -> list[str]:
     """
     located = [(report, report.topology) for report in reports if report.topology is not None]
     problems = [f"{report.name} failed: {report.problem}" for report in reports if report.problem]
-    problems += _differences("launchers", ((here.launcher, report) for report, here in located))
-    problems += _differences("world sizes", ((str(here.world_size), report) for report, here in located))
+    problems += _differences("launchers", ((topology.launcher, report) for report, topology in located))
+    problems += _differences("world sizes", ((str(topology.world_size), report) for report, topology in located))
     problems += _rank_contradictions(located)
     problems += _local_contradictions(located)
-    on_nodes = [(report, here) for report, here in located if report.node_known]
-    problems += _differences("numbers of nodes", ((str(here.num_nodes), report) for report, here in on_nodes))
-    for node, members in _grouped((here.node, report) for report, here in on_nodes):
+    nodes = [(report, topology) for report, topology in located if report.node_known]
+    problems += _differences("numbers of nodes", ((str(topology.num_nodes), report) for report, topology in nodes))
+    for node, members in _grouped((topology.node, report) for report, topology in nodes):
         hosts = sorted({report.host for report in members})
         if len(hosts) > 1:
             problems.append(f"node {node} is on {len(hosts)} hosts: {', '.join(hosts)}")
@@ -69,11 +69,11 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 def _rank_contradictions(located: Sequence[tuple[ProcessReport, Topology]]) -> list[str]:
     problems = []
-    for rank, members in _grouped((here.rank, report) for report, here in located):
+    for rank, members in _grouped((topology.rank, report) for report, topology in located):
         if len(members) > 1:
             places = "; ".join(f"{report.host}, pid {report.pid}" for report in members[:_LISTED])
             problems.append(f"rank {rank} was reported by {len(members)} processes: {places}")
-    world_size = max((here.world_size for _, here in located), default=0)
+    world_size = max((topology.world_size for _, topology in located), default=0)
     missing = missing_ranks((report for report, _ in located), world_size)
     return [*problems, f"{format_ranks(missing)} did not report"] if missing else problems
 
@@ -81,14 +81,14 @@ def _rank_contradictions(located: Sequence[tuple[ProcessReport, Topology]]) -> l
 def _local_contradictions(located: Sequence[tuple[ProcessReport, Topology]]) -> list[str]:
     """On each node, every local rank exists once, and their number is the local world size."""
     problems = []
-    on_nodes = (((here.node, report.host), here) for report, here in located if report.local_known)
+    on_nodes = (((topology.node, report.host), topology) for report, topology in located if report.local_known)
     for (node, host), members in _grouped(on_nodes):
         where = f"on node {node} ({host})"
-        sizes = sorted({here.local_world_size for here in members})
+        sizes = sorted({topology.local_world_size for topology in members})
         if sizes != [len(members)]:
             size = " or ".join(map(str, sizes))
             problems.append(f"{where} there are {len(members)} processes, but their local world size is {size}")
-        counts = Counter(here.local_rank for here in members)
+        counts = Counter(topology.local_rank for topology in members)
         # `torchrun --virtual-local-rank` sets 0 in all of them.
         twice = [rank for rank, count in sorted(counts.items()) if count > 1]
         if twice and set(counts) != {0}:
@@ -105,6 +105,6 @@ def _differences(noun: str, values: Iterable[tuple[str, ProcessReport]]) -> list
 
 def _grouped(pairs: Iterable[tuple[_Key, _T]]) -> list[tuple[_Key, list[_T]]]:
     groups: dict[_Key, list[_T]] = {}
-    for key, value in pairs:
-        groups.setdefault(key, []).append(value)
+    for key, member in pairs:
+        groups.setdefault(key, []).append(member)
     return list(groups.items())

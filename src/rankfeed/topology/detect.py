@@ -80,9 +80,9 @@ def _outer(environ: Mapping[str, str]) -> LauncherEnv | None:
             _complete(env)
     step = next((env for env in envs if env.launcher == SLURM.name), None)
     others = [env for env in envs if env is not step]
-    for one, other in combinations(others, 2):
-        if not _agree(one, other):
-            raise _contradiction(one, other)
+    for env, other in combinations(others, 2):
+        if not _agree(env, other):
+            raise _contradiction(env, other)
     mpi = next((env for env in others if env.size is not None), others[0] if others else None)
     if step is None or mpi is None:
         return step or mpi
@@ -108,8 +108,8 @@ def _refuse_partial(environ: Mapping[str, str]) -> None:
             raise _incomplete(env)
 
 
-def _agree(one: LauncherEnv, other: LauncherEnv) -> bool:
-    pairs = ((one.rank, other.rank), (one.size, other.size))
+def _agree(env: LauncherEnv, other: LauncherEnv) -> bool:
+    pairs = ((env.rank, other.rank), (env.size, other.size))
     return all(mine is None or theirs is None or mine == theirs for mine, theirs in pairs)
 
 
@@ -137,7 +137,7 @@ def _incomplete(env: LauncherEnv) -> TopologyError:
         missing, remedy = "world size, which PMIx does not set", REMEDY
     else:
         names = [
-            " or ".join(group) for group, value in ((row.rank, env.rank), (row.size, env.size)) if value is None
+            " or ".join(group) for group, number in ((row.rank, env.rank), (row.size, env.size)) if number is None
         ]
         missing, remedy = " and ".join(names), REMEDY
     return TopologyError(
@@ -148,10 +148,10 @@ def _incomplete(env: LauncherEnv) -> TopologyError:
     )
 
 
-def _contradiction(one: LauncherEnv, other: LauncherEnv) -> TopologyError:
+def _contradiction(env: LauncherEnv, other: LauncherEnv) -> TopologyError:
     return TopologyError(
-        f"the variables of {one.launcher} and {other.launcher} contradict each other",
+        f"the variables of {env.launcher} and {other.launcher} contradict each other",
         expected="one rank of one world, or processes started by the tasks of a smaller one",
-        found=f"{one.variables}; and {other.variables}",
+        found=f"{env.variables}; and {other.variables}",
         remedy=REMEDY,
     )

@@ -163,15 +163,15 @@ def _number(names: Iterable[str], environ: Mapping[str, str]) -> int | None:
     name = next((name for name in names if name in environ), None)
     if name is None:
         return None
-    value = str(environ[name]).strip()
-    if not re.fullmatch(r"[0-9]{1,18}", value):
+    text = str(environ[name]).strip()
+    if not re.fullmatch(r"[0-9]{1,18}", text):
         raise TopologyError(
             f"the environment variable {name} is invalid",
             expected="an integer of at least 0",
             found=f"{name}={environ[name]!r}",
             remedy=REMEDY,
         )
-    return int(value)
+    return int(text)
 
 
 def _local_tasks(names: Iterable[str], environ: Mapping[str, str], node: int) -> int | None:

@@ -150,12 +150,12 @@ class Topology:
         # For each member its rank along `axes`: row-major, in the given order.
         ranks = np.ravel_multi_index([np.indices(members.shape)[axis] for axis in axes], shape)
         rank, size = int(ranks[tuple(coordinate)]), int(np.prod(shape))
-        here = cls.detect()
-        on_this_node = np.unique(ranks[members // here.local_world_size == here.node])
+        detected = cls.detect()
+        on_this_node = np.unique(ranks[members // detected.local_world_size == detected.node])
         # The node number identifies the members on this node only if ranks were assigned node after node.
-        in_order = here.rank // here.local_world_size == here.node
-        if in_order and here.num_nodes <= size and rank in on_this_node:
-            node, num_nodes, local = here.node, here.num_nodes, on_this_node
+        in_order = detected.rank // detected.local_world_size == detected.node
+        if in_order and detected.num_nodes <= size and rank in on_this_node:
+            node, num_nodes, local = detected.node, detected.num_nodes, on_this_node
         else:
             node, num_nodes, local = 0, 1, np.arange(size)
         return cls(rank, size, int(np.searchsorted(local, rank)), len(local), node, num_nodes, "mesh")

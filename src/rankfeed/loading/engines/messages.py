@@ -110,12 +110,12 @@ def _entries(
         entries.append((name, kind, (array.dtype.str, array.shape, *facts)))
         buffers.append(pickle.PickleBuffer(array.data).raw())
 
-    for name, value in batch.items():
-        kind, types = _KINDS.get(type(value)), {*map(type, value)} if type(value) is list else ()
+    for name, column in batch.items():
+        kind, types = _KINDS.get(type(column)), {*map(type, column)} if type(column) is list else ()
         if type(name) is not str or not name or kind is None:  # "" has the sample ids
             return None
         if types == {bytes} or types == {np.ndarray}:
-            rows = Bytes.views_of(value, allocate) if types == {bytes} else value
+            rows = Bytes.views_of(column, allocate) if types == {bytes} else column
             base = _common_base(rows)
             if base is None:
                 return None
@@ -125,10 +125,10 @@ def _entries(
         elif kind == "list":
             if not _SIMPLE.issuperset(types):
                 return None
-            entries.append((name, kind, value))
+            entries.append((name, kind, column))
         else:
             try:
-                array = value.contiguous().numpy() if kind == "tensor" else value
+                array = column.contiguous().numpy() if kind == "tensor" else column
             except (TypeError, RuntimeError):  # bfloat16, sparse, conjugated, with a gradient
                 return None
             if array.dtype.kind not in "biufc" or not array.flags.c_contiguous:

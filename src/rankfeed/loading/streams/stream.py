@@ -270,11 +270,11 @@ def _factory_parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
     except (TypeError, ValueError):  # some builtin functions have no signature
         return ()
     unknown = [
-        item.name
-        for item in parameters
-        if item.default is item.empty
-        and item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
-        and (item.name not in _FACTORY_PARAMETERS or item.kind is item.POSITIONAL_ONLY)
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and (parameter.name not in _FACTORY_PARAMETERS or parameter.kind is parameter.POSITIONAL_ONLY)
     ]
     if unknown:
         raise ArgumentError(
@@ -283,7 +283,7 @@ def _factory_parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
             found=", ".join(unknown),
             remedy="bind them with functools.partial",
         )
-    return tuple(item.name for item in parameters if item.name in _FACTORY_PARAMETERS)
+    return tuple(parameter.name for parameter in parameters if parameter.name in _FACTORY_PARAMETERS)
 
 
 def samples_fingerprint(samples: Iterable[Any]) -> str:
@@ -306,15 +306,15 @@ def _add_pieces(value: Any, pieces: list[bytes]) -> None:
     elif isinstance(value, int):
         pieces.append(b"i%d," % value)
     elif isinstance(value, dict):
-        for name, entry in value.items():
+        for name, part in value.items():
             _add_pieces(name, pieces)
-            _add_pieces(entry, pieces)
+            _add_pieces(part, pieces)
     elif isinstance(value, (bytes, bytearray)):
         pieces += b"b%d:" % len(value), bytes(value[:_LENGTH_COMPARED])
     elif isinstance(value, (list, tuple)):
         pieces.append(b"l%d:" % len(value))
-        for entry in value[:_ELEMENTS_COMPARED]:
-            _add_pieces(entry, pieces)
+        for part in value[:_ELEMENTS_COMPARED]:
+            _add_pieces(part, pieces)
     elif isinstance(value, (np.generic, np.ndarray)):
         if value.size == 1 and value.dtype.kind in "iub":
             _add_pieces(value.item(), pieces)

@@ -96,17 +96,17 @@ class StreamBatches:
         reader = self._reader or self._open()
         options, processes, specs = self._options, self.processes, self._specs
         while not options.num_workers or (processes is not None and not processes.start()):
-            item = next(specs, None)
-            if item is None:
+            pair = next(specs, None)
+            if pair is None:
                 return
-            yield self._builder.build(item[0]), item[1]
+            yield self._builder.build(pair[0]), pair[1]
         read_pool, build_pool = DaemonPool(1, "rankfeed-read"), DaemonPool(options.num_workers, "rankfeed")
 
         def build(step: int, read: Future[tuple[BatchSpec, StreamPosition] | None]) -> PositionedBatch | None:
-            item = read.result()
-            if item is None:
+            pair = read.result()
+            if pair is None:
                 return None
-            return (processes.build(step, item[0]) if processes else self._builder.build(item[0])), item[1]
+            return (processes.build(step, pair[0]) if processes else self._builder.build(pair[0])), pair[1]
 
         def submit(step: int) -> Future[PositionedBatch | None]:
             pool = processes.thread(step) if processes else build_pool

@@ -91,14 +91,14 @@ def check_same_start(
 ) -> int:
     """Check that all ranks begin an iteration at the same position. Returns the smallest window."""
     reports: list[tuple[int, dict[str, Any], int]] = group.gather((rank, dict(start), window))
-    first, expected, _ = reports[0]
-    for other, its_start, _ in reports[1:]:
+    first_rank, expected, _ = reports[0]
+    for other_rank, its_start, _ in reports[1:]:
         differing = [name for name in expected if expected[name] != its_start.get(name)]
         if differing:
             raise StreamError(
                 "the ranks begin the stream at different positions",
                 found="; ".join(
-                    f"{name}: {expected[name]} on rank {first}, {its_start.get(name)} on rank {other}"
+                    f"{name}: {expected[name]} on rank {first_rank}, {its_start.get(name)} on rank {other_rank}"
                     for name in differing
                 ),
                 remedy="create the loader equally on every rank, and load the same state",
