@@ -384,9 +384,9 @@ def columns_from_buffers(
         if not all(map(_is_plain, chunks)):
             segments = [chunk.segments(rows) for chunk, (_, rows, _) in zip(chunks, groups, strict=True)]
             slots = [slots for _, _, slots in groups]
-            first = put([each for each, _ in segments], slots)
+            first = put([starts for starts, _ in segments], slots)
             if field.kind != "dense":
-                lengths = put([each for _, each in segments if each is not None], slots)
+                lengths = put([sizes for _, sizes in segments if sizes is not None], slots)
         place = partial(_place_in, chunks, shared, part)
         pointers = RowPointers(list(map(_memory, chunks)), first, lengths, None, part, place)
         columns[name] = _POINTED[field.kind](pointers, field)

@@ -226,15 +226,15 @@ def check_keys(layout: Branch, keys: Collection[Any], path: Path, row: int = 0) 
 
 
 def _join_numbers(one: Leaf, other: Leaf, path: Path, loose: bool) -> Leaf:
-    a, b = one.field, other.field
-    dtype = _join_dtypes(a.dtype, b.dtype)
+    field, other_field = one.field, other.field
+    dtype = _join_dtypes(field.dtype, other_field.dtype)
     if one.how == other.how == "tensor":
-        if (a.kind, a.shape) == (b.kind, b.shape):
-            return Leaf(replace(a, dtype=dtype))
-        inner = element_shape(b if one == _EMPTY_LIST else a)
-        its_inner = element_shape(a if other == _EMPTY_LIST else b)
-        if inner is not None and inner == its_inner:
-            return Leaf(Field("ragged", dtype, inner))
+        if (field.kind, field.shape) == (other_field.kind, other_field.shape):
+            return Leaf(replace(field, dtype=dtype))
+        shape = element_shape(other_field if one == _EMPTY_LIST else field)
+        other_shape = element_shape(field if other == _EMPTY_LIST else other_field)
+        if shape is not None and shape == other_shape:
+            return Leaf(Field("ragged", dtype, shape))
     if loose:
         return Leaf(Field("object", dtype), "arrays")
     noun = f"arrays of field {dotted_name(path)!r}" if path else "samples"
@@ -252,12 +252,12 @@ def element_shape(field: Field) -> tuple[int, ...] | None:
     return field.shape[1:] if field.shape else None
 
 
-def _join_dtypes(one: str, other: str) -> str:
+def _join_dtypes(left: str, right: str) -> str:
     """The dtype for numbers of both; `fit_values` checks whether it holds each of them."""
-    if not one or not other or one == other:
-        return one or other
-    dtype = np.result_type(one, other)
-    if dtype.kind == "f" and np.dtype(one).kind in "iu" and np.dtype(other).kind in "iu":
+    if not left or not right or left == right:
+        return left or right
+    dtype = np.result_type(left, right)
+    if dtype.kind == "f" and np.dtype(left).kind in "iu" and np.dtype(right).kind in "iu":
         return "uint64"  # no negative number fits; float64 would lose digits of both
     return dtype.name
 
@@ -454,15 +454,15 @@ def as_array(name: str, value: Any) -> Array:
 
 def _with_exact_integers(name: str, value: Any, array: Array) -> Array:
     """The floats that numpy made of a list if no integer lost digits, else the list as uint64."""
-    items = np.array(value, object).ravel().tolist()
-    integers = [int(item) for item in items if isinstance(item, Integral)]
-    only_integers = len(integers) == len(items)
+    numbers = np.array(value, object).ravel().tolist()
+    integers = [int(number) for number in numbers if isinstance(number, Integral)]
+    only_integers = len(integers) == len(numbers)
     if only_integers and min(integers) >= 0 and max(integers) < 2**64:
         return np.array(value, np.uint64)
-    if only_integers or any(int(float(item)) != item for item in integers):
+    if only_integers or any(int(float(number)) != number for number in integers):
         raise ArgumentError(
             f"{name!r} has integers that no dtype holds together with the other numbers",
-            found=f"{max(integers, key=abs)} in a {type(value).__name__} of {len(items)}",
+            found=f"{max(integers, key=abs)} in a {type(value).__name__} of {len(numbers)}",
             remedy="convert them in the sample, or pass a collate_fn",
         )
     return array
@@ -494,14 +494,14 @@ def _copy(value: Any) -> Any:
     if is_tensor(value):
         return value.clone()
     if type(value) is dict:
-        return {name: item if type(item) in _IMMUTABLE else _copy(item) for name, item in value.items()}
+        return {name: part if type(part) in _IMMUTABLE else _copy(part) for name, part in value.items()}
     if isinstance(value, MutableMapping):
         copied = copy(value)
-        for name, item in value.items():
-            copied[name] = _copy(item)
+        for name, part in value.items():
+            copied[name] = _copy(part)
         return copied
     if type(value) in (list, tuple):
-        return type(value)(item if type(item) in _IMMUTABLE else _copy(item) for item in value)
+        return type(value)(part if type(part) in _IMMUTABLE else _copy(part) for part in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(_copy, value))
     return copy(value) if hasattr(value, "__copy__") else value

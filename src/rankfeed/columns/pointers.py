@@ -373,9 +373,9 @@ class _RowTable:
         self.lengths = None if lengths is None else np.ascontiguousarray(lengths, np.int64)
         self.step = memory[0].step if step is None else step
         self.width = self.step if width is None else width
-        one = len(memory) == 1
+        is_single = len(memory) == 1
         #: The tables of all arrays: int64 [arrays, 6].
-        self.parts = memory[0].table if one else np.concatenate([piece.table for piece in memory])
+        self.parts = memory[0].table if is_single else np.concatenate([piece.table for piece in memory])
         self._native: bytes | None = None
 
     @property

@@ -113,9 +113,9 @@ class ChunkedSource(Source):
         chunks: list[Chunk] = []
         single: list[tuple[Int64, Any]] = []
         can_take, is_full = type(self)._take is not ChunkedSource._take, False
-        wanted = by_chunk(ids, self._chunk_starts)
-        keys, counts = [(index, names) for index, _, _ in wanted], [len(rows) for _, rows, _ in wanted]
-        for (index, rows, slots), chunk in zip(wanted, self._cache.find(keys, counts), strict=True):
+        requested = by_chunk(ids, self._chunk_starts)
+        keys, counts = [(index, names) for index, _, _ in requested], [len(rows) for _, rows, _ in requested]
+        for (index, rows, slots), chunk in zip(requested, self._cache.find(keys, counts), strict=True):
             if chunk is None and can_take:
                 is_full = is_full or not self._cache.has_capacity()
                 if is_full:
@@ -137,13 +137,13 @@ class ChunkedSource(Source):
         self._expect(check_ids(sample_ids, len(self)), check_columns(columns, self.fields, self.derived))
 
     def _expect(self, ids: Int64, names: Sequence[str]) -> None:
-        wanted, columns = by_chunk(ids, self._chunk_starts), tuple(names)
-        keys = [(index, columns) for index in wanted.numbers]
+        groups, columns = by_chunk(ids, self._chunk_starts), tuple(names)
+        keys = [(index, columns) for index in groups.numbers]
         with self._cache.enter() as is_nested:
             if is_nested or not len(ids):
                 return
             if self._sequential_chunks:
-                self._cache.announce(keys, [len(rows) for _, rows, _ in wanted], 2 * self.prefetch_distance)
+                self._cache.announce(keys, [len(rows) for _, rows, _ in groups], 2 * self.prefetch_distance)
                 self._prefetch_announced()
                 return
             for key in keys:
@@ -315,10 +315,10 @@ class ChunkCache:
                 return False
             excess = self._bytes + nbytes - self.max_bytes
             next_use = self._next_use(key)
-            for other, entry in self._entries.items():
+            for other_key, entry in self._entries.items():
                 if excess <= 0:
                     break
-                other_use = self._next_use(other)
+                other_use = self._next_use(other_key)
                 if other_use > next_use or (other_use == inf and entry.is_expired(self._now)):
                     excess -= entry.nbytes
                 elif not self._announced:

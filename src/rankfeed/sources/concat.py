@@ -160,10 +160,10 @@ def concat(
         (3, array([3, 1]))
     """
     names = list(sources) if isinstance(sources, Mapping) else None
-    given: Any = list(sources.values()) if isinstance(sources, Mapping) else sources
-    if not isinstance(given, (list, tuple)) or not given:
+    members: Any = list(sources.values()) if isinstance(sources, Mapping) else sources
+    if not isinstance(members, (list, tuple)) or not members:
         raise invalid("sources", "a list of at least one source, or a dict of them by name", sources)
-    for index, source in enumerate(given):
+    for index, source in enumerate(members):
         if not isinstance(source, Source):
             raise ArgumentError(
                 "only sources can be concatenated",
@@ -171,7 +171,7 @@ def concat(
                 found=f"{type(source).__name__}: {safe_repr(source, _MOST_SHOWN)}",
                 where=f"number {index}" if names is None else f"name {safe_repr(names[index])}",
             )
-    combined = ConcatSource(given, check_optional(check_names, "names of sources", names), columns)
+    combined = ConcatSource(members, check_optional(check_names, "names of sources", names), columns)
     if not combined.runs_user_code:
         combined.fields  # noqa: B018  (raises now if they do not agree)
     return combined
@@ -245,8 +245,8 @@ def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64
 
 
 def _in_slots(pieces: Sequence[tuple[Sequence[Any], Int64 | None]]) -> list[Any]:
-    values: list[Any] = [None] * sum(len(rows) for rows, _ in pieces)
+    samples: list[Any] = [None] * sum(len(rows) for rows, _ in pieces)
     for rows, slots in pieces:
-        for place, value in zip(range(len(rows)) if slots is None else slots.tolist(), rows, strict=True):
-            values[place] = value
-    return values
+        for place, sample in zip(range(len(rows)) if slots is None else slots.tolist(), rows, strict=True):
+            samples[place] = sample
+    return samples

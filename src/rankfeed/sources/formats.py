@@ -93,7 +93,7 @@ def _is_numpy(paths: list[str]) -> bool:
 
 def nested_array(root: str) -> str | None:
     """A `.npy` or `.npz` file in a subdirectory at any depth."""
-    below = (os.path.join(here, name) for here, names in walk(root) if here != root for name in names)
+    below = (os.path.join(parent, name) for parent, names in walk(root) if parent != root for name in names)
     return next((path for path in below if path.endswith(NUMPY_SUFFIXES)), None)
 
 
@@ -144,10 +144,10 @@ def is_parquet_file(path: str) -> bool:
 
 def _has_parquet(folder: str) -> bool:
     """Whether there is a Parquet file among the first files at any depth."""
-    files = islice(((here, name) for here, names in walk(folder) for name in names), _MAX_PARQUET_FILES)
+    files = islice(((parent, name) for parent, names in walk(folder) for name in names), _MAX_PARQUET_FILES)
     return any(
-        is_parquet_file(os.path.join(here, name))
-        for here, name in files
+        is_parquet_file(os.path.join(parent, name))
+        for parent, name in files
         if name in PARQUET_SUMMARIES or (name[0] != "_" and (name.endswith(PARQUET_SUFFIXES) or "." not in name))
     )
 

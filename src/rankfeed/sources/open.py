@@ -110,8 +110,8 @@ def _call_reader(
                 found=option,
                 remedy=_split_remedy(where) if option == "split" else None,
             )
-    given = {name: value for name, value in common.items() if name in parameters}
-    source: Source = reader(where, columns=columns, **given, **options)
+    accepted = {name: value for name, value in common.items() if name in parameters}
+    source: Source = reader(where, columns=columns, **accepted, **options)
     return source
 
 
@@ -124,13 +124,13 @@ def _split_remedy(where: Paths) -> str:
 
 def _unknown_format_error(where: Paths, paths: Sequence[str], format: str | None) -> SourceError:
     """The error for data at paths that no format fits, or not the given one."""
-    if format is not None and (other := detect_format(where)) is not None:
+    if format is not None and (detected := detect_format(where)) is not None:
         return SourceError(
             "the data are in another format",
             expected=FORMATS[format].description,
-            found=FORMATS[other].description,
+            found=FORMATS[detected].description,
             where=", ".join(paths[:4]),
-            remedy=f"leave format out, or pass format={other!r}",
+            remedy=f"leave format out, or pass format={detected!r}",
         )
     expected = ", ".join(entry.description for name, entry in FORMATS.items() if format in (None, name))
     if len(paths) == 1 and os.path.isdir(paths[0]):
@@ -171,8 +171,8 @@ def _folder_error(folder: str, expected: str, format: str | None) -> SourceError
             "rankfeed.concat joins several",
         )
     counts: Counter[tuple[str, int]] = Counter()  # of suffixes, and levels below the folder
-    for here, file_names in walk(folder):
-        depth = 0 if here == folder else os.path.relpath(here, folder).count(os.sep) + 1
+    for parent, file_names in walk(folder):
+        depth = 0 if parent == folder else os.path.relpath(parent, folder).count(os.sep) + 1
         counts.update((os.path.splitext(name)[1].lower(), depth) for name in file_names)
     suffix, depth = counts.most_common(1)[0][0] if counts else ("", 0)
     pattern_remedy = _pattern_remedy(folder, files, format)

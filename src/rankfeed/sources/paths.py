@@ -151,12 +151,12 @@ def files_in(
     files: list[str] = []
     pending, seen = [os.fspath(folder)], set()
     while pending:
-        here = pending.pop()
-        if (real := os.path.realpath(here)) in seen:
+        current = pending.pop()
+        if (real := os.path.realpath(current)) in seen:
             continue  # a cycle of links
         seen.add(real)
-        with os_errors(SourceError, "the folder cannot be read", here):
-            for entry in os.scandir(here):
+        with os_errors(SourceError, "the folder cannot be read", current):
+            for entry in os.scandir(current):
                 if entry.name.startswith(skip) or is_side_file(entry.path):
                     continue
                 if recursive and entry.is_dir():
@@ -171,9 +171,9 @@ def files_in(
 
 def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
     """A folder and the first thousand at any depth, each with the names of its files; hidden ones are left out."""
-    for here, folders, names in islice(os.walk(folder, followlinks=True), _SEARCHED_FOLDERS):
+    for parent, folders, names in islice(os.walk(folder, followlinks=True), _SEARCHED_FOLDERS):
         folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural)
-        yield here, [name for name in names if not name.startswith(".")]
+        yield parent, [name for name in names if not name.startswith(".")]
 
 
 def files_at(where: Paths, suffixes: Sequence[str]) -> list[str]:

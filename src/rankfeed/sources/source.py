@@ -292,7 +292,7 @@ class SourceView(Source):
         user = [source.supports_batched_getitem for source in sources if source.runs_user_code]
         self.supports_batched_getitem = bool(user) and all(user)  # otherwise each sample is seeded
         self.runs_user_code = bool(user)
-        self.derived = {name: others for source in sources for name, others in source.derived.items()}
+        self.derived = {name: added for source in sources for name, added in source.derived.items()}
         self.logical_types = {name: kind for source in sources for name, kind in source.logical_types.items()}
 
     @property
@@ -398,21 +398,21 @@ def resolve_selection(chosen: Any, size: int) -> Indices:
 def _check_ids_or_mask(chosen: Any, size: int) -> Int64:
     expected = "a list or 1-D array of integers, a bool mask, a slice, a range or a function"
     try:
-        given = np.asarray(chosen)
+        array = np.asarray(chosen)
     except Exception as error:  # RuntimeError is torch's
         description = f"{type(chosen).__name__}: {safe_str(error)}"
         raise ArgumentError("this selects no samples", expected=expected, found=description) from error
-    if given.ndim != 1 or (given.dtype.kind not in "biu" and given.size):
-        description = f"{type(chosen).__name__} of dtype {given.dtype} with shape {given.shape}"
+    if array.ndim != 1 or (array.dtype.kind not in "biu" and array.size):
+        description = f"{type(chosen).__name__} of dtype {array.dtype} with shape {array.shape}"
         raise ArgumentError("this selects no samples", expected=expected, found=description)
-    if given.dtype.kind == "b":
-        if len(given) != size:
+    if array.dtype.kind == "b":
+        if len(array) != size:
             raise ArgumentError(
-                "a mask has a value for each sample", expected=f"{size} values", found=f"{len(given)} values"
+                "a mask has a value for each sample", expected=f"{size} values", found=f"{len(array)} values"
             )
-        return np.flatnonzero(given)
-    _check_bounds([int(given.min()), int(given.max())] if given.size else [], size)
-    ids = given.astype(np.int64)
+        return np.flatnonzero(array)
+    _check_bounds([int(array.min()), int(array.max())] if array.size else [], size)
+    ids = array.astype(np.int64)
     if not (ids[1:] > ids[:-1]).all():
         in_order = np.sort(ids)
         repeated = in_order[1:][in_order[1:] == in_order[:-1]]
@@ -427,10 +427,10 @@ def _check_ids_or_mask(chosen: Any, size: int) -> Int64:
 
 
 def _check_bounds(ids: list[int], size: int) -> None:
-    for value in ids:
-        if not 0 <= value < size:
-            remedy = "count from the start: negative ids are refused" if value < 0 else None
-            raise ArgumentError("no such sample", expected=f"ids from 0 to {size - 1}", found=value, remedy=remedy)
+    for index in ids:
+        if not 0 <= index < size:
+            remedy = "count from the start: negative ids are refused" if index < 0 else None
+            raise ArgumentError("no such sample", expected=f"ids from 0 to {size - 1}", found=index, remedy=remedy)
 
 
 class SelectSource(SourceView):
@@ -557,7 +557,7 @@ def from_difference(text: str, other: str) -> str:
     if len(text) <= _MOST_SHOWN:
         return text
     pairs = enumerate(zip(text, other, strict=False))
-    difference = next((place for place, (one, two) in pairs if one != two), len(other))
+    difference = next((place for place, (left, right) in pairs if left != right), len(other))
     start = max(0, difference - _MOST_SHOWN // 2)
     shown = text[start : start + _MOST_SHOWN]
     return f"{'...' if start else ''}{shown}{'...' if start + len(shown) < len(text) else ''}"
@@ -603,7 +603,7 @@ def with_derived(names: list[str], derived: Derived) -> list[str]:
     return [
         column
         for name in names
-        for column in (name, *(other for other in derived.get(name, ()) if other not in listed))
+        for column in (name, *(added for added in derived.get(name, ()) if added not in listed))
     ]
 
 

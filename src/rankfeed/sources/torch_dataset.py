@@ -115,8 +115,8 @@ class TorchDatasetSource(Source):
 
     @property
     def _own_fingerprint(self) -> str | None:
-        values = (getattr(self.dataset, name, None) for name in OWN)
-        return next((value for value in values if isinstance(value, str) and value), None)
+        fingerprints = (getattr(self.dataset, name, None) for name in OWN)
+        return next((text for text in fingerprints if isinstance(text, str) and text), None)
 
     @property
     def fingerprint(self) -> str:
@@ -174,27 +174,27 @@ class TorchDatasetSource(Source):
         return [{name: sample[name] for name in columns} for sample in samples]
 
     def _read(self, ids: Int64) -> list[Any]:
-        wanted = ids.tolist()
+        indices = ids.tolist()
         place = ""
         samples: list[Any] | None = None
         try:
             if not self.supports_batched_getitem:
                 read = []
-                for sample_id in wanted:
+                for sample_id in indices:
                     place = f"sample {sample_id}"
                     read.append(copy_sample(self.dataset[sample_id]))
                 return read
-            shown = ", ".join(map(str, wanted[:8])) + (f", ... ({len(wanted)})" if len(wanted) > 8 else "")
+            shown = ", ".join(map(str, indices[:8])) + (f", ... ({len(indices)})" if len(indices) > 8 else "")
             place = f"one of samples {shown}"
-            result = self.dataset.__getitems__(wanted)
+            result = self.dataset.__getitems__(indices)
             # Iterating a dict of columns yields names.
             samples = None if isinstance(result, (Mapping, Set, str, bytes)) else list(map(copy_sample, result))
         except (Exception, SystemExit) as error:
             raise SourceError("the Dataset raised", found=describe_error(error), where=place) from error
-        if samples is None or len(samples) != len(wanted):
+        if samples is None or len(samples) != len(indices):
             raise SourceError(
                 "the Dataset's __getitems__ returned no list of the samples",
-                expected=f"a list with a sample for each of {len(wanted)} indices, in their order",
+                expected=f"a list with a sample for each of {len(indices)} indices, in their order",
                 found=type(result).__name__ if samples is None else f"{len(samples)} samples",
             )
         return samples

@@ -221,11 +221,11 @@ class DataFiles:
         self._observe(list(self._samples))
         if self.fingerprint != fingerprint:
             self._host = ""  # observe again at the next call
-            other, self.fingerprint = self.fingerprint, fingerprint
+            observed, self.fingerprint = self.fingerprint, fingerprint
             raise CorruptError(
                 "the data on this host are not those that the job opened on another host",
                 expected=f"files with fingerprint {fingerprint}",
-                found=other,
+                found=observed,
                 where=self._root,
                 remedy="copy the same data to all hosts",
             )

@@ -187,9 +187,9 @@ class ArrowFile:
 
     def read(self, index: int, names: Sequence[str], first: int, rows: int) -> Any:
         """Rows of a record batch, with the top-level columns that contain some fields."""
-        wanted = roots_of(self.schema, names)
-        columns = [column for column, name in enumerate(self.schema.names) if name in wanted]
-        batch = self._ipc.read(index, columns, is_compressed=self.is_compressed).select(wanted)
+        roots = roots_of(self.schema, names)
+        columns = [column for column, name in enumerate(self.schema.names) if name in roots]
+        batch = self._ipc.read(index, columns, is_compressed=self.is_compressed).select(roots)
         if batch.num_rows != self.starts[index + 1] - self.starts[index]:
             raise CorruptError("a record batch has another length than its metadata", found=batch.num_rows)
         batch = batch.slice(first, rows)

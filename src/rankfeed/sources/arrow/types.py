@@ -115,8 +115,8 @@ def masks_of(names: Collection[str], nulls: Nulls) -> dict[str, tuple[str]]:
 
 def roots_of(schema: Any, names: Iterable[str]) -> list[str]:
     """The top-level columns that contain some fields, in the order of the schema."""
-    wanted = set(parents_of(schema, names).values())
-    return [name for name in schema.names if name in wanted]
+    roots = set(parents_of(schema, names).values())
+    return [name for name in schema.names if name in roots]
 
 
 def parents_of(schema: Any, names: Iterable[str]) -> dict[str, str]:
@@ -229,9 +229,9 @@ def check_same_schema(first: Any, other: Any, first_path: str, path: str, column
     expected, actual = (_column_types(schema, columns) for schema in (first, other))
     labels, other_labels = _stored_labels(first), _stored_labels(other)
     for name in sorted(labels.keys() & other_labels.keys()):
-        one, two = labels[name], other_labels[name]
-        if one != two and (columns is None or name in columns):
-            expected[name], actual[name] = from_difference(one, two), from_difference(two, one)
+        label, other_label = labels[name], other_labels[name]
+        if label != other_label and (columns is None or name in columns):
+            expected[name], actual[name] = from_difference(label, other_label), from_difference(other_label, label)
     if expected != actual:
         name = next(column for column in [*expected, *actual] if expected.get(column) != actual.get(column))
         kinds = expected.get(name, "no such column"), actual.get(name, "no such column")

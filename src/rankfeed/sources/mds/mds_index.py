@@ -139,9 +139,9 @@ def _unlisted_shards(folder: str, listed: set[str], where: str) -> Iterator[Corr
     """Shards beside those of the index: their samples would be missing without an error."""
     for place in sorted({os.path.dirname(name) for name in listed}):
         with suppress(FileNotFoundError, NotADirectoryError):  # its shards have no samples
-            for entry in sorted(os.listdir(os.path.join(folder, place))):
-                name = os.path.join(place, entry)
-                if _SHARD.fullmatch(entry) and name not in listed:
+            for basename in sorted(os.listdir(os.path.join(folder, place))):
+                name = os.path.join(place, basename)
+                if _SHARD.fullmatch(basename) and name not in listed:
                     yield CorruptError(
                         "a shard is not in the index",
                         found=name,

@@ -134,20 +134,20 @@ def _layout_of_one(where: Paths, path: str, allow_pickle: bool) -> Layout:
 def _why_no_samples(headers: dict[str, Header]) -> str | None:
     """Which array is unlike the others, if one is."""
     path, first = next(iter(headers.items()))
-    for other, header in headers.items():
+    for file, header in headers.items():
         same = len(header.shape) == len(first.shape) and header.shape[1:] == first.shape[1:]
         if not same or header.dtype.newbyteorder("=") != first.dtype.newbyteorder("="):
-            return f"an array is unlike the others: {header} in {Path(other).name}, {first} in {Path(path).name}"
+            return f"an array is unlike the others: {header} in {Path(file).name}, {first} in {Path(path).name}"
     return None
 
 
 def _why_no_columns(headers: dict[str, Header]) -> str | None:
     """Which files cannot be columns of one table, if there are such files."""
     path, first = next(iter(headers.items()))
-    for other, header in headers.items():
+    for file, header in headers.items():
         if not header.shape:
-            return f"there are no rows in {Path(other).name}"
+            return f"there are no rows in {Path(file).name}"
         if header.shape[0] != first.shape[0]:
-            return f"{header.shape[0]} rows in {Path(other).name}, {first.shape[0]} in {Path(path).name}"
-    names = {Path(other).stem for other in headers}
+            return f"{header.shape[0]} rows in {Path(file).name}, {first.shape[0]} in {Path(path).name}"
+    names = {Path(file).stem for file in headers}
     return None if len(names) == len(headers) else "two files have the same name"

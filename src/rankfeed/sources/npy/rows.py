@@ -76,13 +76,13 @@ class NumpyRowsSource(Source):
         lengths = {name: header.shape[0] if header.shape else 0 for name, header in headers.items()}
         first = next(iter(lengths.values()), 0)
         if len({*lengths.values()}) != 1 or not first:
-            other = next((name for name, length in lengths.items() if length != first), None)
+            other_name = next((name for name, length in lengths.items() if length != first), None)
             raise SourceError(
                 "the arrays have no rows in common",
                 expected="arrays of one length, at least 1",
                 found=listed([f"{length} rows of {name!r}" for name, length in lengths.items()], 20)
                 or "no arrays",
-                where=self._paths[0] if other is None else self._path(other),
+                where=self._paths[0] if other_name is None else self._path(other_name),
                 remedy='leave out what does not belong; or pass layout="samples" if each file is a sample',
             )
         return first
@@ -121,7 +121,7 @@ class NumpyRowsSource(Source):
         with self._lock:
             names = [name for name in names if name not in self._arrays]  # others were loaded by another thread
             for file in sorted({self._places[name][0] for name in names}):
-                wanted = {self._places[name][1]: name for name in names if self._places[name][0] == file}
-                loaded = load_arrays(self._paths[file], wanted, mapped=True, allow_pickle=self._allow_pickle)
+                members = {self._places[name][1]: name for name in names if self._places[name][0] == file}
+                loaded = load_arrays(self._paths[file], members, mapped=True, allow_pickle=self._allow_pickle)
                 self.files.opened(file)
-                self._arrays.update((wanted[array], values) for array, values in loaded.items())
+                self._arrays.update((members[array], values) for array, values in loaded.items())

@@ -203,13 +203,13 @@ class ParquetSource(ChunkedSource):
     def _columns(self, index: int, names: tuple[str, ...], rows: Any) -> dict[str, ColumnBuffer]:
         """The columns of a part, of which the ``rows`` were read."""
         part = self._parts[index]
-        wanted = {name: self._fields[name] for name in names if name in self._parents}
+        fields = {name: self._fields[name] for name in names if name in self._parents}
         loaded: dict[str, ColumnBuffer] = {}
-        if wanted:
+        if fields:
             where = f"{self.files.path(part.file)}, {part}"
             first = part.before + part.first
             with arrow_errors(where):
-                loaded = read_columns(rows, wanted, where=where, first_row=first, nulls=self._nulls)
+                loaded = read_columns(rows, fields, where=where, first_row=first, nulls=self._nulls)
                 if self._is_sequential(part):
                     # If numbers of megabytes stayed in the memory that the decoder uses for the next ones, it
                     # would need new memory for each part, and lose a third to fragmentation. Texts and bytes cost
@@ -219,10 +219,10 @@ class ParquetSource(ChunkedSource):
                         if not is_text and buffer.decode is None:
                             loaded[name] = replace(buffer, values=buffer.values.copy())
                 for name in rows.schema.names:
-                    if name in wanted and name in self._partitions.texts:
-                        self._partitions.check(name, part.file, rows.column(name), wanted[name])
+                    if name in fields and name in self._partitions.texts:
+                        self._partitions.check(name, part.file, rows.column(name), fields[name])
         for name in names:
-            if name not in wanted:
+            if name not in fields:
                 loaded[name] = self._partitions.column(name, part.file, part.rows)
         return {name: loaded[name] for name in names}
 

@@ -238,12 +238,12 @@ def compose(indices: Int64 | None, subset: Any, length: int) -> Int64 | None:
     return numbers if indices is None else indices[numbers]
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return (one.shape, one.data_ptr()) == (other.shape, other.data_ptr())
-    return type(one) is type(other) and bool(one == other)
+def _is_same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_is_same(left[name], right[name]) for name in left)
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return (left.shape, left.data_ptr()) == (right.shape, right.data_ptr())
+    return type(left) is type(right) and bool(left == right)
 
 
 def _call_each(function: Any, numbers: Int64, arguments: Sequence[Any]) -> list[Any]:
@@ -251,13 +251,13 @@ def _call_each(function: Any, numbers: Int64, arguments: Sequence[Any]) -> list[
 
 
 def _call_batch(function: Any, numbers: Int64, where: str) -> list[Any]:
-    wanted = numbers.tolist()
-    shown = f"one of graphs {str(wanted)[:80]}"
-    graphs = list(_call(function, wanted, shown))
-    if len(graphs) != len(wanted):
+    indices = numbers.tolist()
+    shown = f"one of graphs {str(indices)[:80]}"
+    graphs = list(_call(function, indices, shown))
+    if len(graphs) != len(indices):
         raise SourceError(
             "the dataset returned another number of graphs than requested",
-            expected=len(wanted),
+            expected=len(indices),
             found=len(graphs),
             where=f"{where}, {shown}",
             remedy="rows are missing: process the dataset again, in one process (rf.prepare_once)",
@@ -283,12 +283,12 @@ def _describe(name: str, value: Any, *, complete: bool = False) -> Iterator[byte
     """Names, types, shapes and samples of the content of a value, for a fingerprint; or its complete content."""
     facts = f"{name} {type(value).__name__}"
     if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _describe(f"{name}.{key}", item, complete=complete)
+        for key, part in value.items():
+            yield from _describe(f"{name}.{key}", part, complete=complete)
     elif isinstance(value, (list, tuple)):
         facts += f" {len(value)}"
-        for index, item in enumerate(value[:: max(1, len(value) // _SAMPLES)]):
-            yield from _describe(f"{name}.{index}", item, complete=complete)
+        for index, part in enumerate(value[:: max(1, len(value) // _SAMPLES)]):
+            yield from _describe(f"{name}.{index}", part, complete=complete)
     elif type(value) is torch.Tensor and value.layout is torch.strided and not value.is_nested:
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         pieces = [flat.data]

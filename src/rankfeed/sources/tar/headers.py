@@ -72,14 +72,14 @@ class TarReader(AbstractContextManager["TarReader"]):
     def __iter__(self) -> Iterator[TarMember]:
         start, extended = 0, dict[bytes, bytes]()
         while (block := self.read(self.offset, BLOCK)) != _ZEROS:
-            here = self.offset
-            self._check(block, here)
-            kind, size = block[156:157], self._number(block[124:136], here)
-            data = self.offset = here + BLOCK
+            offset = self.offset
+            self._check(block, offset)
+            kind, size = block[156:157], self._number(block[124:136], offset)
+            data = self.offset = offset + BLOCK
             if kind in _EXTENDED:
                 records = self._extended(kind, data, size)
                 if extended.keys() & records.keys():  # readers disagree on which counts
-                    raise self._damaged("one extended header a file", "a second one", here)
+                    raise self._damaged("one extended header a file", "a second one", offset)
                 extended |= records
                 self._skip(size)
                 if kind == b"g" and not extended:
@@ -96,15 +96,15 @@ class TarReader(AbstractContextManager["TarReader"]):
             # In V7, a slash is the only sign of a directory.
             if kind not in _WITHOUT_DATA and not (kind == b"\0" and name.endswith(b"/")):
                 if kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in extended):
-                    raise self._refused("a sparse file, whose bytes are not contiguous", here)
+                    raise self._refused("a sparse file, whose bytes are not contiguous", offset)
                 if b"size" in extended:
                     digits = extended[b"size"]
                     if not digits.isdigit() or len(digits) > 18:
-                        raise self._damaged("a size in decimal digits", repr(digits[:40]), here)
+                        raise self._damaged("a size in decimal digits", repr(digits[:40]), offset)
                     size = int(digits)
                 self._skip(size)
                 if kind in _REGULAR and (b"\0" in name or not name):
-                    raise self._damaged("a name", repr(name[:80]), here)
+                    raise self._damaged("a name", repr(name[:80]), offset)
                 if kind in _REGULAR:
                     yield TarMember(name, start, data, size)
             start, extended = self.offset, {}
@@ -133,9 +133,9 @@ class TarReader(AbstractContextManager["TarReader"]):
             raise self._damaged(expected, f"{self.size} bytes in the file", self.offset, "truncated")
         self.offset += -(-size // BLOCK) * BLOCK
 
-    def _check(self, block: bytes, here: int) -> None:
+    def _check(self, block: bytes, offset: int) -> None:
         """Check that a block is an undamaged header."""
-        if here == 0 and not is_header(block) and (compression := compression_of(block)) is not None:
+        if offset == 0 and not is_header(block) and (compression := compression_of(block)) is not None:
             raise SourceError(
                 f"a tar file is compressed with {compression}: no sample can be reached without decompressing all "
                 "before it",
@@ -147,26 +147,26 @@ class TarReader(AbstractContextManager["TarReader"]):
             raise self._damaged(
                 "a header of 512 bytes, or a block of zeros at the end",
                 f"the end of the file after {len(block)} bytes",
-                here,
-                "truncated" if here else "damaged",
+                offset,
+                "truncated" if offset else "damaged",
                 "fetch the file again, or write it again; where its writer left the end out, add it: "
                 "`head -c 1024 /dev/zero >> FILE`",
             )
         if not is_header(block):
-            raise self._damaged("a header with a valid checksum", repr(block[148:156]), here)
+            raise self._damaged("a header with a valid checksum", repr(block[148:156]), offset)
         # One in a thousand damaged headers has the right checksum, so all numbers are validated.
         if block[100:148].translate(None, b"01234567 \0"):
             for field in _NUMBERS:
                 if block[field.start] not in (0o200, 0o377):
-                    self._number(block[field], here)
+                    self._number(block[field], offset)
 
-    def _number(self, field: bytes, here: int) -> int:
+    def _number(self, field: bytes, offset: int) -> int:
         """A number: octal digits, or big-endian bytes after a sign byte (GNU)."""
         if field[0] == 0o200 and (value := int.from_bytes(field[1:], "big")) < 1 << 62:
             return value
         digits = field.split(b"\0", 1)[0].strip(b" ")
         if digits.strip(b"01234567"):
-            raise self._damaged("a header with mode, owner, size and time in octal digits", repr(field), here)
+            raise self._damaged("a header with mode, owner, size and time in octal digits", repr(field), offset)
         return int(digits or b"0", 8)
 
     def _extended(self, kind: bytes, data: int, size: int) -> dict[bytes, bytes]:

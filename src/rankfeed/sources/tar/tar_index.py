@@ -253,5 +253,5 @@ def _decode_summary(data: Bytes) -> Summary | None:
 
 def _array_lengths(summary: Summary) -> list[int]:
     """Elements of offsets, key_offsets, rows, starts, sizes."""
-    members = sum(entry.count for entry in summary.extensions)
+    members = sum(extension.count for extension in summary.extensions)
     return [summary.samples + 1, summary.samples + 1, members, members, members]

@@ -218,9 +218,9 @@ class CsvParser(TextParser):
 
     def _check_quotes(self, text: Text) -> None:
         """Refuse a quoted value without an end. Takes almost as long as parsing."""
-        for value in self._quoted(text.path).finditer(text.content):
-            if not value[1]:
-                line = text.first_line + text.content.count(b"\n", 0, value.start())
+        for match in self._quoted(text.path).finditer(text.content):
+            if not match[1]:
+                line = text.first_line + text.content.count(b"\n", 0, match.start())
                 raise CorruptError(
                     "a quoted value has no end",
                     expected='a closing "',
@@ -258,9 +258,9 @@ class CsvParser(TextParser):
         column = self._parse(text, {field.name: pa.string()}, names, [field.name]).column(0)
         is_long = pc.greater_equal(pc.binary_length(column), 16).fill_null(False)
         for row in np.flatnonzero(np.asarray(is_long)).tolist():
-            value = column[row].as_py()
-            if _INTEGER.fullmatch(value) and is_rounded(value):
-                yield self._line_of_row(text, row + (names is None)), field.name or UNNAMED, value
+            digits = column[row].as_py()
+            if _INTEGER.fullmatch(digits) and is_rounded(digits):
+                yield self._line_of_row(text, row + (names is None)), field.name or UNNAMED, digits
                 return
 
     def _line_of_row(self, text: Text, row: int) -> str:

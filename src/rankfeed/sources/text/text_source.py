@@ -48,10 +48,10 @@ class _TextSource(Source):
         self.derived = masks_of(all_fields, nulls)
         self.logical_types = logical_types_of(schema)
         fields = {name: all_fields[name] for name in check_columns(columns, all_fields, self.derived)}
-        wanted = [schema.field(name) for name in roots_of(schema, fields)]
+        arrow_fields = [schema.field(name) for name in roots_of(schema, fields)]
         self._buffers: list[dict[str, ColumnBuffer]] = []
         for path, table in zip(self._paths, tables, strict=True):
-            self._buffers.append(read_columns(_cast(table, wanted, path), fields, where=path, nulls=nulls))
+            self._buffers.append(read_columns(_cast(table, arrow_fields, path), fields, where=path, nulls=nulls))
             for buffer in self._buffers[-1].values():
                 if buffer.unreadable is not None:
                     buffer.unreadable.refuse(np.arange(buffer.rows))  # report nulls now, not when they are read
@@ -278,8 +278,8 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
                 if pa.uint64() in (kind, other) and pa.types.is_integer(kind) and pa.types.is_integer(other):
                     kind = pa.uint64()
                     continue
-                both = [pa.schema([(name, one)]) for one in (kind, other)]
-                kind = pa.unify_schemas(both, promote_options="permissive").field(0).type
+                candidates = [pa.schema([(name, column_type)]) for column_type in (kind, other)]
+                kind = pa.unify_schemas(candidates, promote_options="permissive").field(0).type
             except pa.ArrowException as error:
                 if columns is None or any(_contains(name, column) for column in columns):
                     raise SourceError(
