@@ -121,9 +121,9 @@ def format_figure(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}"
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {format_figure(item)}" for name, item in value.items())
+        return "\n".join(f"{name}: {format_figure(figure)}" for name, figure in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(format_figure(item) for item in value)
+        return ", ".join(format_figure(figure) for figure in value)
     return str(value)
 
 
@@ -165,7 +165,7 @@ def value_as_json(value: Any) -> Any:
         return {"type": type(value).__name__, "repr": reprlib.repr(value)}
     if not value.ndim:
         return _number_as_json(value.item())
-    first = [_number_as_json(item) for item in value.flat[:_ELEMENTS].tolist()]
+    first = [_number_as_json(number) for number in value.flat[:_ELEMENTS].tolist()]
     return {"dtype": str(value.dtype), "shape": list(value.shape), "first": first}
 
 

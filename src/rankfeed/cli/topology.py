@@ -71,21 +71,21 @@ def _report_of_this_process(
     data: str | None, plan_options: options.PlanOptions, ranks: int | None
 ) -> tuple[ProcessReport, RankfeedError | None]:
     """The report of this process, and its error, which the other ranks have to see before it is raised."""
-    here, launcher, error = None, None, None
+    detected, launcher, error = None, None, None
     more: dict[str, Any] = {}
     try:
         launcher = detect_launcher(os.environ)
-        here = Topology.detect()
-        if ranks is not None and here.world_size != ranks:
+        detected = Topology.detect()
+        if ranks is not None and detected.world_size != ranks:
             raise TopologyError(
                 "unexpected number of ranks",
                 expected=f"{ranks} ranks",
-                found=f"{here.world_size} (launcher {here.launcher}; {_variables()})",
+                found=f"{detected.world_size} (launcher {detected.launcher}; {_variables()})",
                 remedy="start the processes with torchrun, srun or mpirun, or set RANK and WORLD_SIZE",
             )
         if data is not None:
             source = options.DatasetOptions().open([data])
-            schedule = plan_options.schedule(plan_options.plan(source.blocks), here)
+            schedule = plan_options.schedule(plan_options.plan(source.blocks), detected)
             first = schedule.batch(0)[schedule.valid(0)].tolist() if len(schedule) else []
             more = {"data": source.fingerprint, "steps": len(schedule), "first": tuple(first[:_FIRST])}
     except RankfeedError as caught:
@@ -93,7 +93,7 @@ def _report_of_this_process(
     report = ProcessReport(
         socket.gethostname(),
         os.getpid(),
-        here,
+        detected,
         problem="" if error is None else " ".join(str(error).split()),
         local_known=launcher is not None and None not in (launcher.local_rank, launcher.local_size),
         node_known=launcher is not None and None not in (launcher.node, launcher.num_nodes),
@@ -126,8 +126,8 @@ def _exchange(
 
 def _figures(report: ProcessReport) -> dict[str, Any]:
     assert report.topology is not None
-    here = {"launcher": report.topology.launcher, **asdict(report.topology)}
-    figures: dict[str, Any] = {**here, "host": report.host, "pid": report.pid, "found_in": _variables()}
+    detected = {"launcher": report.topology.launcher, **asdict(report.topology)}
+    figures: dict[str, Any] = {**detected, "host": report.host, "pid": report.pid, "found_in": _variables()}
     believed = detect_launcher(os.environ)
     others = {row.name: read_launcher(row, os.environ) for row in (TORCHRUN, *OUTER)}
     others.pop("" if believed is None else believed.launcher, None)
@@ -147,9 +147,9 @@ def _variables() -> str:
 
 
 def _row(report: ProcessReport) -> dict[str, Any]:
-    here = report.topology
-    assert here is not None
-    numbers = {"rank": here.rank, "node": here.node, "local_rank": here.local_rank}
+    detected = report.topology
+    assert detected is not None
+    numbers = {"rank": detected.rank, "node": detected.node, "local_rank": detected.local_rank}
     more = {"reads_first": list(report.first)} if report.data else {}
     return {**numbers, "host": report.host, "pid": report.pid, **more}
 
@@ -162,6 +162,6 @@ def _print_ranks(rows: list[dict[str, Any]], own: dict[str, Any]) -> None:
     for name in rows[0]:
         table.add_column(name.replace("_", " "), overflow="fold", justify="left" if name == "host" else "right")
     for row in rows:
-        cells = (" ".join(map(str, value)) if isinstance(value, list) else str(value) for value in row.values())
+        cells = (" ".join(map(str, cell)) if isinstance(cell, list) else str(cell) for cell in row.values())
         table.add_row(*map(clean, cells))
     out(table)

@@ -134,7 +134,7 @@ def _describe(value: Any, within: tuple[int, ...] = ()) -> str:
         return "itself"
     describe = partial(_describe, within=(*within, id(value)))
     if isinstance(value, dict):
-        return "{" + ", ".join(sorted(f"{key}: {describe(entry)}" for key, entry in value.items())) + "}"
+        return "{" + ", ".join(sorted(f"{key}: {describe(part)}" for key, part in value.items())) + "}"
     if isinstance(value, (set, frozenset)):
         return "{" + ", ".join(sorted(map(describe, value))) + "}"
     if isinstance(value, (list, tuple)):

@@ -128,8 +128,8 @@ class BuildAttempt:
             reraise=True,
         )
         try:
-            for one in tries:
-                with one:
+            for attempt in tries:
+                with attempt:
                     # The lease may have been lost during the last try, or the pause after it.
                     if self._tries and not self.lease.is_held():
                         self.discard()

@@ -108,8 +108,8 @@ def prepare_once(
         raise invalid("path", "a directory of a mounted file system", path)
     if not check_str("key", key).isprintable():
         raise invalid("key", "one line of text", key)
-    given: Any = timeout
-    unlimited = given is None or (isinstance(given, float) and given == math.inf)
+    seconds: Any = timeout
+    unlimited = seconds is None or (isinstance(seconds, float) and seconds == math.inf)
     preparation = Preparation(
         target,
         check_str("key", key),

@@ -56,13 +56,13 @@ def building(token: str) -> Iterator[None]:
 def refuse_reentry(owner: LeaseOwner, path: Path) -> None:
     """Raise PrepareError if waiting for this owner would be a deadlock."""
     if owner.token in _builds.items:
-        who = "this thread"
+        builder = "this thread"
     elif owner.token in os.environ.get(_VARIABLE, "").split() and owner.pid != os.getpid():
-        who = "the process that started this one"
+        builder = "the process that started this one"
     else:
         return
     raise PrepareError(
-        f"deadlock: {who} is already preparing this directory",
+        f"deadlock: {builder} is already preparing this directory",
         where=path,
         remedy="prepare another directory inside the build function, or this one before it",
     )
@@ -111,9 +111,9 @@ class WaitReporter:
         self._pause = min(self._max_pause, self._pause * 1.5)
 
     def _report(self, owner: LeaseOwner, control: Path, waited: float) -> None:
-        who = f"{self.label}: waiting" if self.label else "waiting"
+        prefix = f"{self.label}: waiting" if self.label else "waiting"
         state = f"{_progress(control)}, waited {waited:.0f} s"
-        text = f"{who} for {owner} to build {self._path}{_since(owner)}: {state}"
+        text = f"{prefix} for {owner} to build {self._path}{_since(owner)}: {state}"
         if owner.is_local and owner.is_current_process:
             text += "; that is this process: a build function must not wait for threads that wait for the build"
         _log.warning("%s", text)

@@ -33,12 +33,12 @@ class SampleMap:
         streams = RngStreams("pack", self.seed, 0) if wants_rng(self.function) else None
         remaining = iter(samples)
         while batch := list(islice(remaining, max(1, self.batch))):
-            first, given = batch[0]
+            first, argument = batch[0]
             where = f"sample {first}"
             if self.batch:
-                given = [sample for _, sample in batch]
+                argument = [sample for _, sample in batch]
                 where = f"the batch of {len(batch)} samples from sample {first} on"
-            arguments = (given,) if streams is None else (given, streams.generator(first))
+            arguments = (argument,) if streams is None else (argument, streams.generator(first))
             for sample in self._results(arguments, where):
                 yield first, sample
 

@@ -143,7 +143,7 @@ def is_resumable(staging: Path) -> bool:
 def clear(staging: Path) -> None:
     """Remove everything that is staged."""
     # The job first, so that no leftover is taken for an unfinished write; the journal last.
-    for path in sorted(staging.iterdir(), key=lambda entry: (entry.name != JOB_NAME, entry.name == JOURNAL_NAME)):
+    for path in sorted(staging.iterdir(), key=lambda child: (child.name != JOB_NAME, child.name == JOURNAL_NAME)):
         if not path.is_dir():
             path.unlink(missing_ok=True)
         elif path.name != _LEASE:

@@ -133,7 +133,7 @@ class TrainerFeed:
 
     def _check_nulls(self, batch: dict[str, Any], chosen: set[str]) -> None:
         """Refuse nulls of a column that the model uses without the mask of the column."""
-        derived = [(name, other) for name in chosen for other in self.dataset.derived.get(name, ())]
+        derived = [(name, mask) for name in chosen for mask in self.dataset.derived.get(name, ())]
         place = self.loader.progress.previous
         for name, mask in derived:
             valid = batch.get(mask)

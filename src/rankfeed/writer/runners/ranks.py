@@ -136,9 +136,9 @@ class RanksRunner:
         missing = {task.number: task for task in tasks}
         while missing:
             self._check()
-            for number in sorted(finished_tasks(job.staging, job.name) & missing.keys()):
-                if (parts := read_task(job.staging, number, job.name)) is not None:
-                    yield missing.pop(number), parts
+            for task_number in sorted(finished_tasks(job.staging, job.name) & missing.keys()):
+                if (parts := read_task(job.staging, task_number, job.name)) is not None:
+                    yield missing.pop(task_number), parts
             done = self._run_next(job, missing) if missing else None
             if done is not None:
                 del missing[done[0].number]
@@ -173,10 +173,10 @@ class RanksRunner:
         claimed = {int(name) for name in os.listdir(job.staging / TASKS)} & tasks.keys()
         # Unclaimed tasks first. There are at most as many claimed ones as ranks.
         free = claim_order(self.rank, self._topology.world_size, tasks.keys() - claimed)
-        for number in [*free, *sorted(claimed)]:
-            task, folder = tasks[number], job.staging / TASKS / f"{number:05d}"
+        for task_number in [*free, *sorted(claimed)]:
+            task, folder = tasks[task_number], job.staging / TASKS / f"{task_number:05d}"
             lease = Lease(folder, duration=self._stall_timeout, by_progress=True)
-            chain = lease.chain() if number in claimed else []
+            chain = lease.chain() if task_number in claimed else []
             held = self._claim(task, lease, chain)
             if held is None:
                 continue

@@ -90,13 +90,13 @@ class RayCluster:
                 elif (seconds := time.monotonic() - progress) > self.stall_timeout:
                     self._report_stall(ray, list(running.values()), seconds, silent=warned)
                     warned = True
-                for done in finished:
-                    task = running.pop(done)
-                    yield task, _result(ray, done, task)
+                for reference in finished:
+                    task = running.pop(reference)
+                    yield task, _result(ray, reference, task)
         finally:
-            for left in running:
+            for reference in running:
                 with suppress(Exception):  # of a lost cluster; the error under way says more
-                    ray.cancel(left, force=True)
+                    ray.cancel(reference, force=True)
 
     def _report_stall(self, ray: Any, running: list[WriteTask], seconds: float, silent: bool) -> None:
         """Warn which tasks are awaited; raise WriteError if the cluster has no cores."""
