@@ -327,9 +327,9 @@ class ChunkCache:
 
     def get(self, key: Key, load: Load) -> Chunk:
         """A chunk, decoded by ``load(*key)`` unless another thread does; raises the errors of ``load``."""
-        mine: Future[Chunk] = Future()
+        future: Future[Chunk] = Future()
         pending: Future[Chunk] | None = None
-        mine.set_running_or_notify_cancel()
+        future.set_running_or_notify_cancel()
         try:
             with self._lock:
                 if (entry := self._entries.get(key)) is not None:
@@ -337,16 +337,16 @@ class ChunkCache:
                 pending = self._pending.get(key)
                 # A prefetch that has not begun, or a reader that was interrupted before it removed its own.
                 if pending is None or pending.cancel() or pending.done():
-                    pending = self._pending[key] = mine
-            if pending is mine:
-                mine.set_result(self._load(key, load))
+                    pending = self._pending[key] = future
+            if pending is future:
+                future.set_result(self._load(key, load))
             return pending.result()
         except BaseException as error:
-            if not mine.done():  # others may wait for it
-                mine.set_exception(error)
+            if not future.done():  # others may wait for it
+                future.set_exception(error)
             raise
         finally:
-            del mine, pending  # a cycle: the error refers to this frame
+            del future, pending  # a cycle: the error refers to this frame
 
     def prefetch(self, key: Key, load: Load) -> bool:
         """Decode a chunk in the background; the reader that needs it meets the errors. False without capacity."""

@@ -100,15 +100,15 @@ class DatasetNames:
         names: list[str] = []
         state = xxhash.xxh3_128(str(len(entries)).encode())
         try:
-            for at in range(0, len(places), _CHUNK):
-                chunk = [entries[place] for place in places[at : at + _CHUNK]]
+            for start in range(0, len(places), _CHUNK):
+                chunk = [entries[place] for place in places[start : start + _CHUNK]]
                 first, *others = zip(*chunk, strict=True) if isinstance(chunk[0], (tuple, list)) else [chunk]
                 names += map(os.fspath, first)
                 for column in others:
                     state.update(self._digest_of_values(column))
             root, _ = split_paths([min(names), max(names)])
-            for at in range(0, len(names), _CHUNK):
-                relative = [name[len(root) :] for name in names[at : at + _CHUNK]]
+            for start in range(0, len(names), _CHUNK):
+                relative = [name[len(root) :] for name in names[start : start + _CHUNK]]
                 state.update("\0".join(relative).encode(errors="surrogateescape"))
         except (TypeError, ValueError):
             return None

@@ -160,20 +160,20 @@ class HuggingFaceSource(SourceView):
             own_fingerprint = dataset._fingerprint
             format_columns = None if dataset._output_all_columns else dataset._format_columns
         shapes, files = _read_features(features, place)
-        nulls, wanted = self._options["nulls"], self._wanted
-        columns = None if wanted is None else [*wanted, *(f"{name}.bytes" for name in wanted)]
+        nulls, selected = self._options["nulls"], self._wanted
+        columns = None if selected is None else [*selected, *(f"{name}.bytes" for name in selected)]
         where = table[0] if isinstance(table, list) else place
         with arrow_errors(where):
             schema = read_schema(where) if isinstance(table, list) else table.schema
             stored = fields_of(schema, nulls=nulls, columns=columns, shapes=shapes)
         all_fields = {name: field for field in stored if (name := _column_name(field, files)) is not None}
-        if wanted is None and format_columns is not None:  # with the fields of structs
-            wanted = tuple(
+        if selected is None and format_columns is not None:  # with the fields of structs
+            selected = tuple(
                 name for name in all_fields if any(f"{name}.".startswith(f"{c}.") for c in format_columns)
             )
         derived = masks_of(all_fields, nulls)
         #: Name of each column -> name in the table.
-        self._names = {name: all_fields[name] for name in check_columns(wanted, all_fields, derived)}
+        self._names = {name: all_fields[name] for name in check_columns(selected, all_fields, derived)}
         columns = list(self._names.values())
         self._table = _open_table(table, place, columns=columns, shapes=shapes, **self._options)
         self._mapping = None if mapping is None else _open_table(mapping, place)

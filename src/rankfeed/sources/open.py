@@ -132,7 +132,7 @@ def _unknown_format_error(where: Paths, paths: Sequence[str], format: str | None
             where=", ".join(paths[:4]),
             remedy=f"leave format out, or pass format={detected!r}",
         )
-    expected = ", ".join(entry.description for name, entry in FORMATS.items() if format in (None, name))
+    expected = ", ".join(kind.description for name, kind in FORMATS.items() if format in (None, name))
     if len(paths) == 1 and os.path.isdir(paths[0]):
         return _folder_error(paths[0], expected, format)
     suffixes = [os.path.splitext(path)[1].lower() for path in paths]

@@ -43,8 +43,8 @@ def expand(where: Paths) -> list[str]:
     match are a SourceError.
     """
     paths: list[str] = []
-    for entry in [where] if isinstance(where, (str, os.PathLike)) else where:
-        text = os.fspath(entry)
+    for pattern in [where] if isinstance(where, (str, os.PathLike)) else where:
+        text = os.fspath(pattern)
         for path in [text] if os.path.exists(text) else braces(text):
             if os.path.exists(path):
                 paths.append(path)
@@ -135,7 +135,7 @@ def _words(content: str) -> Iterator[str] | None:
         raise ArgumentError("a pattern expands to too many files", expected=f"up to {_MOST}", found=content)
     width = max(map(len, span.groups())) if any(map(_PADDED.fullmatch, span.groups())) else 0
     step = 1 if first <= last else -1
-    return (f"{value:0{width}d}" for value in range(first, last + step, step))
+    return (f"{number:0{width}d}" for number in range(first, last + step, step))
 
 
 def files_in(

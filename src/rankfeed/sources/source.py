@@ -267,8 +267,8 @@ class Source:
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         size = len(self)
-        given = check_int_array("indices", indices).reshape(-1).tolist()
-        ids = [index + size if index < 0 else index for index in given]
+        integers = check_int_array("indices", indices).reshape(-1).tolist()
+        ids = [index + size if index < 0 else index for index in integers]
         if any(not 0 <= sample_id < size for sample_id in ids):
             raise IndexError(f"sample {max(ids)} of a source of {size}")
         return self.samples(ids)

@@ -344,8 +344,8 @@ class PlainColumn:
 def _check_lengths(offsets: Array, base: Int64, first: Int64, last: Int64, length: int, where: Place) -> None:
     """Check that all lists from ``first`` to ``last`` have one length; a CorruptError if one has another."""
     starts = starts_of(last - first)  # of the lists of each row
-    at = np.arange(starts[-1]) + np.repeat(base + first - starts[:-1], last - first)
-    begins, ends = offsets.take(at, mode="clip"), offsets.take(at + 1, mode="clip")
+    indices = np.arange(starts[-1]) + np.repeat(base + first - starts[:-1], last - first)
+    begins, ends = offsets.take(indices, mode="clip"), offsets.take(indices + 1, mode="clip")
     wrong = np.flatnonzero(ends != begins + length)
     if len(wrong):
         row = int(starts.searchsorted(wrong[0], side="right")) - 1

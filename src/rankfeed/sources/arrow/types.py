@@ -253,8 +253,8 @@ def _column_types(schema: Any, columns: Sequence[str] | None) -> dict[str, str]:
         types[name] = f"{types[name]}, {type_name(kind)}" if name in types else type_name(kind)
     if columns is None:
         return types
-    wanted = {name if name in types else name.removesuffix(VALID) for name in columns}
-    return {name: text for name, text in types.items() if name in wanted}
+    bases = {name if name in types else name.removesuffix(VALID) for name in columns}
+    return {name: text for name, text in types.items() if name in bases}
 
 
 def type_name(kind: Any) -> str:

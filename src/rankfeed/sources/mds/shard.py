@@ -55,11 +55,11 @@ def _check_header(data: Bytes, shard: MdsShard) -> None:
         "column_encodings": [encoding for encoding, _ in shard.columns.values()],
         "column_sizes": [size or None for _, size in shard.columns.values()],
     }
-    for name, value in expected.items():
-        if header.get(name) not in (None, value):
+    for name, indexed in expected.items():
+        if header.get(name) not in (None, indexed):
             raise CorruptError(
                 "a shard's header contradicts the index",
-                expected=f"{name} {value}, as in the index",
+                expected=f"{name} {indexed}, as in the index",
                 found=header[name],
                 where=shard.path,
             )
@@ -88,11 +88,11 @@ def _decompressed(data: Bytes, shard: MdsShard) -> Bytes:
             out[:] = np.frombuffer(content, np.uint8)
         else:
             with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), _CODECS[name]) as stream:
-                done = 0
-                while count := stream.readinto(out[done:].data):
-                    done += count
-                if done < len(out) or stream.read(1):
-                    raise ValueError(f"{done} bytes" if done < len(out) else "more")
+                num_read = 0
+                while count := stream.readinto(out[num_read:].data):
+                    num_read += count
+                if num_read < len(out) or stream.read(1):
+                    raise ValueError(f"{num_read} bytes" if num_read < len(out) else "more")
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise damaged(shard, f"{len(out)} bytes decompressed", error) from error
     return out

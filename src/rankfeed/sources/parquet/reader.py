@@ -464,7 +464,7 @@ def _leaves_of(array: Any) -> list[tuple[Any, int]]:
         child = array.flatten()
     else:
         return [(array, 0)]
-    return [(leaf, empty + more) for leaf, more in _leaves_of(child)]
+    return [(leaf, empty + nulls) for leaf, nulls in _leaves_of(child)]
 
 
 def _values_per_row(kind: Any) -> list[int]:

@@ -135,22 +135,22 @@ def _join_attribute(name: str, values: list[Any], nodes: _Rows | None) -> _Attri
     """Values of all graphs; None if they are not plain."""
     first, ones = values[0], _Rows(np.ones(len(values), np.int64))
     if name == "num_nodes" or isinstance(first, str):
-        is_plain = name == "num_nodes" or all(type(value) is str for value in values)
+        is_plain = name == "num_nodes" or all(type(text) is str for text in values)
         return _Attribute(name, values, ones) if is_plain else None
     is_index = "index" in name or name == "face"
     if isinstance(first, (int, float)):
         return _Attribute(name, torch.tensor(values), ones) if not is_index else None
-    if "batch" in name or not all(_is_plain_tensor(value) for value in values):
+    if "batch" in name or not all(_is_plain_tensor(tensor) for tensor in values):
         return None
     if first.dim() == 0:
         return _Attribute(name, torch.stack(values), ones) if not is_index else None
-    if any(value.dim() != first.dim() for value in values):
+    if any(tensor.dim() != first.dim() for tensor in values):
         return None  # PyG has an error for it
     dim = -1 if is_index else 0
-    rows = _Rows(np.array([value.size(dim) for value in values], np.int64))
+    rows = _Rows(np.array([tensor.size(dim) for tensor in values], np.int64))
     if not is_index:
         return _Attribute(name, torch.cat(values, dim=dim), rows)
-    if nodes is None or first.dtype not in _INDEX_DTYPES or any(value.dtype != first.dtype for value in values):
+    if nodes is None or first.dtype not in _INDEX_DTYPES or any(tensor.dtype != first.dtype for tensor in values):
         return None
     return _Attribute(name, torch.cat(values, dim=dim), rows, dim, (None,))
 
@@ -298,7 +298,7 @@ def _store_of(data: Any, store: Any, slices: dict[Any, Any], size: int, all_rows
         if not isinstance(name, str) or name == "num_nodes" or rows is None:
             return None
         if isinstance(values, list):
-            if not all(type(value) is str for value in values) or rows.lengths.tolist() != [1] * len(values):
+            if not all(type(text) is str for text in values) or rows.lengths.tolist() != [1] * len(values):
                 return None
             result.attributes.append(_Attribute(name, values, rows))
             continue
@@ -317,7 +317,7 @@ def _store_of(data: Any, store: Any, slices: dict[Any, Any], size: int, all_rows
         result.attributes.append(_Attribute(name, values, rows, dim, node_stores))
     if "_num_nodes" in store.__dict__:
         counts = store.__dict__["_num_nodes"]
-        if len(counts) != size or not all(type(value) is int and value >= 0 for value in counts):
+        if len(counts) != size or not all(type(count) is int and count >= 0 for count in counts):
             return None
         result.num_nodes = _Rows(np.array(counts, np.int64))
         all_rows.append(result.num_nodes)

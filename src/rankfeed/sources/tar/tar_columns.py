@@ -75,11 +75,11 @@ class SampleBatch:
     def values(self, extension: str, decode: Callable[[bytes], Any]) -> list[Any]:
         """Decoded members of one extension; None for a sample without one."""
         if extension not in self._values:
-            out: list[Any] = [None] * len(self._ids)
+            decoded: list[Any] = [None] * len(self._ids)
             for part in self.members(extension):
                 for slot, value in zip(part.positions.tolist(), decode_each(part, decode), strict=True):
-                    out[slot] = value
-            self._values[extension] = out
+                    decoded[slot] = value
+            self._values[extension] = decoded
         return self._values[extension]
 
 
