@@ -58,10 +58,10 @@ class DaemonPool:
         with suppress(queue.Empty):
             while (task := self._tasks.get_nowait()) is not None:
                 task[0].cancel()
-        done = None if last is None else self.submit(last)
+        future = None if last is None else self.submit(last)
         self._tasks.put(None)
         _pools.discard(self)
-        return done
+        return future
 
 
 def run_ahead(

@@ -33,9 +33,9 @@ def write(
     from rankfeed.writer import write as write_dataset
 
     # Text files that are too large to be opened are read as a stream.
-    given = rows(source) if is_large(source) else open_source(source)
+    samples = rows(source) if is_large(source) else open_source(source)
     written = write_dataset(
-        given,
+        samples,
         dest,
         runner=runner,
         workers=workers,

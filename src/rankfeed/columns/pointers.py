@@ -126,7 +126,7 @@ class RowPointers:
 
         def place(row: int) -> str:
             places = zip(parts, (np.flatnonzero(rows == row) for rows in slots), strict=True)
-            return next(part.place_of(int(at[0])) for part, at in places if len(at))
+            return next(part.place_of(int(matches[0])) for part, matches in places if len(matches))
 
         order = [np.concatenate([array for array in slots if array is not None])]
         firsts = [part.first if part._table.step == step else part.first * part._table.step for part in parts]

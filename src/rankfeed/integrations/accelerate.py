@@ -159,14 +159,14 @@ class AcceleratedLoader:
             cursor = ended  # the script's epoch is the one that has ended
         if steps < cursor.steps:
             cursor = Cursor(cursor.epoch)
-        schedule, more = loader.schedule_at(cursor), steps - cursor.steps
-        if more > len(schedule):
+        schedule, skipped = loader.schedule_at(cursor), steps - cursor.steps
+        if skipped > len(schedule):
             raise ArgumentError(
                 "the epoch has fewer batches than are to be skipped",
                 expected=f"at most {cursor.steps + len(schedule)}",
                 found=steps,
             )
-        loader.progress.go_to(cursor.after(schedule, more))
+        loader.progress.go_to(cursor.after(schedule, skipped))
         return self
 
 
@@ -221,9 +221,9 @@ def gather_for_metrics(accelerator: Any, original: Any, input_data: Any, use_gat
             remedy="gather over the data-parallel group of the mesh",
         )
     operations = need("accelerate.utils.operations", extra="accelerate")
-    mine: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     try:
-        operations.recursively_apply(mine.append, input_data, error_on_other_type=True)
+        operations.recursively_apply(tensors.append, input_data, error_on_other_type=True)
     except TypeError:
         use_gather_object = True
     if use_gather_object:
@@ -232,7 +232,7 @@ def gather_for_metrics(accelerator: Any, original: Any, input_data: Any, use_gat
         is_rows = samples < rows and has_rows and len(input_data) == rows  # sets and deques cannot be sliced
         return original(input_data[:samples] if is_rows else input_data, True)
     # As objects: no rank can decide alone which of its tensors have one entry for each row.
-    ranks = operations.gather_object([[values.detach().cpu().clone() for values in mine]])
+    ranks = operations.gather_object([[values.detach().cpu().clone() for values in tensors]])
     values = iter([_joined(values, shares) for values in zip_longest(*ranks, fillvalue=torch.empty(0))])
     return operations.recursively_apply(lambda tensor: next(values).to(tensor.device), input_data)
 

@@ -129,8 +129,8 @@ class ShardedSampler:
             ahead = max(1, min(_MAX_READ_AHEAD, batch_readahead))
             pool = ThreadPoolExecutor(ahead, thread_name_prefix="rankfeed-lance")
             stack.callback(pool.shutdown, cancel_futures=True)
-            mine = range(worker, num_batches(steps), num_workers)
-            yield from run_ahead(mine, lambda step: pool.submit(read, step), ahead)
+            own_steps = range(worker, num_batches(steps), num_workers)
+            yield from run_ahead(own_steps, lambda step: pool.submit(read, step), ahead)
 
     def _plan(self, table: TableInfo, batch_size: int) -> Plan:
         counts = table.rows  # of each fragment

@@ -86,11 +86,11 @@ class SharedEpoch:
 
     def _start(self, rank: int | None, key: tuple[int, int] | None) -> tuple[Cursor, Cursor | None]:
         """Where the next iteration of a rank starts, and where the one with this key does, if it has begun."""
-        start, running, every = Cursor(), None, False
+        start, running, is_common = Cursor(), None, False
         for record_rank, *its_key, epoch, position, steps in _RECORD.iter_unpack(self._records()):
             if record_rank < 0:
-                start, running, every = Cursor(epoch, position, steps), None, record_rank == _EVERY
-            elif rank in (None, record_rank) and not every:
+                start, running, is_common = Cursor(epoch, position, steps), None, record_rank == _EVERY
+            elif rank in (None, record_rank) and not is_common:
                 start = Cursor(epoch + 1)
                 if tuple(its_key) == key:
                     running = Cursor(epoch, position, steps)

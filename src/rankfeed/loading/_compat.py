@@ -91,12 +91,12 @@ class SamplerShim:
             restore_positions(fit_loop)
         if not loader.is_stream and not loader.is_recounted:
             begun, steps, topology = progress.begun, len(loader), loader.topology
-            whole = len(loader.schedule_at(Cursor()))
-            if steps != whole:
+            epoch_steps = len(loader.schedule_at(Cursor()))
+            if steps != epoch_steps:
                 raise StateError(
                     "resuming on other ranks or with another batch size would lose samples: Lightning limits each "
                     "epoch to the number of batches that it counted before it resumed",
-                    expected=f"{whole} batches in this epoch, as in a whole one",
+                    expected=f"{epoch_steps} batches in this epoch, as in a whole one",
                     found=f"{steps}, of which {begun.steps} were done before",
                     where=_rank(topology),
                     remedy=_USE_LOADER_CHECK,
@@ -150,20 +150,20 @@ def _check_batches_done(loader: Any, saved_epoch: int, epoch: int, loop: Any) ->
     # the Trainer takes the progress in one epoch for progress in the next one.
     inner, begun = loop.epoch_loop, loader.progress.begun
     progress = inner.batch_progress
-    done = progress.current.completed + inner.restarted_on_train_batch_end
-    if inner.restarted_on_train_batch_end and done >= loop.max_batches:
-        done = 0  # the next epoch
+    completed = progress.current.completed + inner.restarted_on_train_batch_end
+    if inner.restarted_on_train_batch_end and completed >= loop.max_batches:
+        completed = 0  # the next epoch
     position = f"it has delivered {begun.steps} of epoch {loader.epoch}"
-    differs = begun.steps != done
+    differs = begun.steps != completed
     if loader.is_stream:
         # Both may begin an epoch; the Trainer does not count the batches of a stream beforehand.
         differs = differs and not (progress.is_last_batch and not begun.steps)
     elif len(loader) < max(map(length_or_inf, loop._combined_loader.flattened)):
         # The shorter of several loaders is elsewhere. Under "max_size" it stays at its end until the next epoch.
-        differs = bool(loop._combined_loader._mode == "max_size" and done and saved_epoch > epoch)
+        differs = bool(loop._combined_loader._mode == "max_size" and completed and saved_epoch > epoch)
         position = f"it is in epoch {saved_epoch}"
     if differs:
-        raise _different_batches(loader, epoch, done, position)
+        raise _different_batches(loader, epoch, completed, position)
 
 
 def _different_batches(loader: Any, epoch: int, done: int, position: str) -> StateError:

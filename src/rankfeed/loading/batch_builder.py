@@ -598,10 +598,10 @@ def _remedy(error: Mismatch, declared: Declared | None, ragged: str, layout: Lay
         fields = flat_fields(layout) if layout is not None else None
         if declared is not None and declared.what == "the Dataset" and len(error.path) == 1 and fields is not None:
             types = {key: str(field) for key, field in fields.items()} | {name: error.becomes}
-            more = ""
+            suffix = ""
             if len(types) > _MAX_FIELDS_SHOWN:
-                types, more = {name: error.becomes}, ", ..."
+                types, suffix = {name: error.becomes}, ", ..."
             text = ", ".join(f"{key!r}: {kind!r}".replace("'", '"') for key, kind in types.items())
-            return f"rankfeed.{declared.call}, fields={{{text}{more}}})"
+            return f"rankfeed.{declared.call}, fields={{{text}{suffix}}})"
         return f"return {name or 'it'} as {error.becomes} for every sample, or pass a collate_fn"
     return "convert it to the type of the others, or pass a collate_fn to the Loader"

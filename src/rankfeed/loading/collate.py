@@ -353,5 +353,5 @@ def _row_counts(value: Any, rows: int, *, is_batch: bool = True) -> set[int | No
 
 
 def _common_counts(values: Iterable[Any], rows: int) -> set[int | None]:
-    counts = [count for value in values if (count := _row_counts(value, rows, is_batch=False))]
+    counts = [count for part in values if (count := _row_counts(part, rows, is_batch=False))]
     return (set.intersection(*counts) or {None}) if counts else set()

@@ -30,9 +30,9 @@ def check_device(device: str | int | torch.device | None) -> torch.device | None
     """The device that an argument names."""
     if device is None:
         return None
-    given = device if isinstance(device, str | torch.device) else check_int("device", device, at_least=0)
+    chosen = device if isinstance(device, str | torch.device) else check_int("device", device, at_least=0)
     try:
-        resolved = torch.device(given)
+        resolved = torch.device(chosen)
         if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
             raise RuntimeError("there is no such accelerator here")
         if resolved.type not in ("cpu", "cuda", "meta"):

@@ -51,8 +51,8 @@ class _Group:
 
     def take(self, steps: range) -> tuple[Int64, Columns, list[int]]:
         """What `RowLookup.rows` returns."""
-        at = self.steps.index(steps[0])
-        edges = self.edges[at : at + len(steps) + 1]
+        index = self.steps.index(steps[0])
+        edges = self.edges[index : index + len(steps) + 1]
         first, last = edges[0], edges[-1]
         return self.ids[first:last], self.rows.slice(first, last), [edge - first for edge in edges[1:]]
 

@@ -103,10 +103,10 @@ class Coverage:
         """Samples of a rank in its first steps, at positions below the limit."""
         schedule = self.schedule(rank)
         steps = min(steps, len(schedule))
-        whole = bisect_right(range(steps), limit, key=schedule.position_after)
-        full = min(whole, max(0, len(schedule) - 2))  # all steps but the last two are alike
-        samples = full * self.batch_size + sum(int(schedule.valid(step).sum()) for step in range(full, whole))
-        return samples + int((_positions(schedule, whole) < limit).sum()) if whole < steps else samples
+        complete = bisect_right(range(steps), limit, key=schedule.position_after)
+        full = min(complete, max(0, len(schedule) - 2))  # all steps but the last two are alike
+        samples = full * self.batch_size + sum(int(schedule.valid(step).sum()) for step in range(full, complete))
+        return samples + int((_positions(schedule, complete) < limit).sum()) if complete < steps else samples
 
     def samples_from(self, low: int) -> int:
         """Samples that were delivered from a position on, up to where another pass took over."""

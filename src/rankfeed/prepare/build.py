@@ -38,10 +38,10 @@ def raise_failure(control: Path, awaited: set[str], attempt: str, key: str) -> N
     ``awaited`` has the lease tokens of those; one of another job is not meant. Parent processes do not identify a
     job here: each rank may have a shell of its own.
     """
-    mine = job_id()
+    own_job = job_id()
 
     def takes_part(token: str, failure: Failure) -> bool:
-        is_other = not mine.startswith(ONE_HOST) and is_same_job(failure.job, mine) is False
+        is_other = not own_job.startswith(ONE_HOST) and is_same_job(failure.job, own_job) is False
         return token in awaited and not is_other
 
     failure = find_failure(control, key, attempt, takes_part)

@@ -63,8 +63,8 @@ def missing_ranks(reports: Iterable[ProcessReport], world_size: int) -> list[int
 
 def format_ranks(ranks: Sequence[int]) -> str:
     """Ranks for a message, such as "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 92 more"."""
-    more = f" and {len(ranks) - _LISTED} more" if len(ranks) > _LISTED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_LISTED]))}{more}"
+    suffix = f" and {len(ranks) - _LISTED} more" if len(ranks) > _LISTED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_LISTED]))}{suffix}"
 
 
 def _rank_contradictions(located: Sequence[tuple[ProcessReport, Topology]]) -> list[str]:

@@ -110,7 +110,7 @@ def _refuse_partial(environ: Mapping[str, str]) -> None:
 
 def _agree(env: LauncherEnv, other: LauncherEnv) -> bool:
     pairs = ((env.rank, other.rank), (env.size, other.size))
-    return all(mine is None or theirs is None or mine == theirs for mine, theirs in pairs)
+    return all(number is None or other_number is None or number == other_number for number, other_number in pairs)
 
 
 def _started_by(inner: LauncherEnv, outer: LauncherEnv) -> bool:

@@ -215,11 +215,11 @@ class Topology:
             env = detect_launcher(os.environ)
             if env is not None and (env.rank, env.size) == (rank, size):
                 return cls._from_env(env)
-        whole = LauncherEnv("torch.distributed", rank, size)
+        world = LauncherEnv("torch.distributed", rank, size)
         with suppress(TopologyError):
-            local = read_launcher(TORCHRUN, os.environ) or whole
-            return cls._from_env(replace(local, launcher=whole.launcher, rank=rank, size=size))
-        return cls._from_env(whole)
+            local = read_launcher(TORCHRUN, os.environ) or world
+            return cls._from_env(replace(local, launcher=world.launcher, rank=rank, size=size))
+        return cls._from_env(world)
 
 
 def process_group() -> tuple[int, int] | None:

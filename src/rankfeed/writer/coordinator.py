@@ -222,8 +222,8 @@ class StagedWrite:
         if verify:
             _check_parts(self.staging, parts, self.keep_lease)
         if not parts:
-            which = "map returned no samples" if self.request.sample_map else "there are no samples"
-            raise WriteError(f"{which} to write", where=self.request.dest)
+            problem = "map returned no samples" if self.request.sample_map else "there are no samples"
+            raise WriteError(f"{problem} to write", where=self.request.dest)
         try:
             fields = _common_fields(parts, None if self.base is None else self.base.fields)
             wide = []

@@ -394,8 +394,8 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
             self.gather_function, self.model_accepts_loss_kwargs, args.average_tokens_across_devices = original
             self._evaluated = None
         if output.metrics is not None and f"{metric_key_prefix}_loss" in output.metrics:
-            mine = torch.tensor([dataloader.loss, dataloader.weight], dtype=torch.float64, device=args.device)
-            total, weight = self.accelerator.gather(mine).view(-1, 2).sum(0).tolist()
+            own_sums = torch.tensor([dataloader.loss, dataloader.weight], dtype=torch.float64, device=args.device)
+            total, weight = self.accelerator.gather(own_sums).view(-1, 2).sum(0).tolist()
             output.metrics[f"{metric_key_prefix}_loss"] = total / weight if weight else math.nan
         return output
 

@@ -31,17 +31,17 @@ def split_shards(
             remedy="leave resampled=True out: rankfeed.integrations.webdataset.Resampled draws samples over all "
             "ranks from one sequence",
         )
-    over = count % parts
-    if count == 0 or (count < parts and strategy not in ("repeat", "idle")) or (over and strategy == "even"):
+    excess = count % parts
+    if count == 0 or (count < parts and strategy not in ("repeat", "idle")) or (excess and strategy == "even"):
         raise _split_error(count, parts, part, noun)
-    mine = listed[part : count - over if strategy == "drop" else count : parts]
-    if strategy == "repeat" and over and part >= over:
-        mine.append(listed[(part - over) % count])
-    return mine
+    own_shards = listed[part : count - excess if strategy == "drop" else count : parts]
+    if strategy == "repeat" and excess and part >= excess:
+        own_shards.append(listed[(part - excess) % count])
+    return own_shards
 
 
 def _split_error(shards: int, parts: int, part: int, noun: str) -> PlanError:
-    few, where = shards < parts, f"{noun} {part} of {parts}"
+    too_few, where = shards < parts, f"{noun} {part} of {parts}"
     if shards == 0:
         return PlanError(
             f"there are no shards for {parts} {noun}s",
@@ -51,10 +51,10 @@ def _split_error(shards: int, parts: int, part: int, noun: str) -> PlanError:
     if noun == "worker":
         ways = (
             f'num_workers={shards}; or WorkerSplitter("idle") with empty_check=False'
-            if few
+            if too_few
             else 'a num_workers that divides the shards of a rank; or WorkerSplitter("uneven")'
         )
-    elif few:
+    elif too_few:
         ways = 'fewer ranks; or NodeSplitter("repeat") reads some of them several times'
     else:
         ways = (
@@ -63,10 +63,10 @@ def _split_error(shards: int, parts: int, part: int, noun: str) -> PlanError:
             'NodeSplitter("uneven") lets ranks differ, which then take different numbers of steps'
         )
     available = f"{shards} shard{'s' * (shards != 1)}"
-    summary = f"{available} cannot be divided {'' if few else 'evenly '}among {parts} {noun}s"
+    summary = f"{available} cannot be divided {'' if too_few else 'evenly '}among {parts} {noun}s"
     return PlanError(
-        f"{summary}: {parts - shards} would be empty" if few else summary,
-        expected=f"at least {parts} shards" if few else f"a multiple of {parts} shards",
+        f"{summary}: {parts - shards} would be empty" if too_few else summary,
+        expected=f"at least {parts} shards" if too_few else f"a multiple of {parts} shards",
         found=available,
         where=where,
         remedy=f"rankfeed.integrations.webdataset.ShardedSamples divides samples, for any shards; or {ways}",
@@ -106,9 +106,9 @@ class NodeSplitter:
 
     def __call__(self, shards: Iterable[_Shard]) -> Iterator[_Shard]:
         topology = self.topology
-        mine = split_shards(shards, topology.world_size, topology.rank, self.strategy)
+        own_shards = split_shards(shards, topology.world_size, topology.rank, self.strategy)
         refuse_double_sharding(topology)
-        yield from mine
+        yield from own_shards
 
     def __repr__(self) -> str:
         return f"NodeSplitter({self.strategy!r})"

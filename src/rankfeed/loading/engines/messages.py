@@ -62,20 +62,20 @@ def serialize(value: Any, by_name: Collection[str] = (), regions: RegionPool | N
 
 def receive(message: bytearray, regions: BorrowedRegions | None = None) -> Any:
     """The value of a message that `SerializedBatch.send` sent; its arrays are views of the message and regions."""
-    view, at = memoryview(message), _COUNT.size
+    view, offset = memoryview(message), _COUNT.size
     (count,) = _COUNT.unpack_from(message)
-    table = [RegionSlice(*place) for place in _PLACE.iter_unpack(view[at : at + count * _PLACE.size])]
-    at += count * _PLACE.size
+    table = [RegionSlice(*place) for place in _PLACE.iter_unpack(view[offset : offset + count * _PLACE.size])]
+    offset += count * _PLACE.size
     shared = {} if regions is None else regions.borrow([place for place in table if place.region >= 0])
     buffers = []
     for place in table:
         if place.region >= 0:
             buffers.append(shared[place])
         else:
-            buffers.append(view[at : at + place.nbytes])
-            at += place.nbytes + -place.nbytes % _ALIGNMENT
-    content = view[at + 1 :]
-    if view[at : at + 1] == _PICKLE:
+            buffers.append(view[offset : offset + place.nbytes])
+            offset += place.nbytes + -place.nbytes % _ALIGNMENT
+    content = view[offset + 1 :]
+    if view[offset : offset + 1] == _PICKLE:
         return pickle.loads(content, buffers=buffers)  # noqa: S301  (of our own worker)
     left = iter(buffers)
     return [_batch_of(facts, entries, left) for facts, entries in marshal.loads(content)]
@@ -153,11 +153,11 @@ def _common_base(rows: Sequence[Array]) -> Array | None:
 
 def _batch_of(facts: Any, entries: Any, left: Iterator[memoryview]) -> BatchResult:
     batch: dict[str, Any] = {}
-    for name, kind, value in entries:
+    for name, kind, content in entries:
         if kind == "list":
-            batch[name] = value
+            batch[name] = content
             continue
-        dtype, shape, *places = value
+        dtype, shape, *places = content
         buffer = next(left)
         array: Any = np.ndarray(shape, dtype, buffer) if buffer.nbytes else np.empty(shape, dtype)
         if kind == "tensor":

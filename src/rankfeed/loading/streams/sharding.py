@@ -41,8 +41,8 @@ class StreamSharding:
     def specs(self, reader: StreamReader) -> Iterator[tuple[BatchSpec, StreamPosition]]:
         """This rank's part of each step, with the time that it took to read, and the position after it."""
         began = time.perf_counter()
-        for step, (count, mine, position) in enumerate(self._steps(reader)):
-            spec = self.spec(step, position.num_read - count, count, mine, reader.last)
+        for step, (count, samples, position) in enumerate(self._steps(reader)):
+            spec = self.spec(step, position.num_read - count, count, samples, reader.last)
             yield spec._replace(read_seconds=time.perf_counter() - began), position
             began = time.perf_counter()
 
@@ -71,7 +71,7 @@ class StreamSharding:
         held: tuple[list[Any], StreamPosition] | None = None  # under "even" a step waits for the one after it
         before = held_from = self._position(reader)
         while True:
-            mine = list(map(copy_sample, islice(reader, self.offset, length, self.stride)))
+            samples = list(map(copy_sample, islice(reader, self.offset, length, self.stride)))
             count = reader.num_read - before.num_read
             if count < length:
                 break
@@ -79,9 +79,9 @@ class StreamSharding:
             if self.tail == "even":
                 if held is not None:
                     yield length, *held
-                held, held_from = (mine, position), before
+                held, held_from = (samples, position), before
             else:
-                yield length, mine, position
+                yield length, samples, position
             before = position
         self._check_length(reader.num_read)
         # A snapshot taken at the end of the stream is never used: some streams begin again from it.
@@ -89,15 +89,15 @@ class StreamSharding:
             if held is not None:
                 yield length, *held
         elif held is None:
-            yield count, mine, StreamPosition(reader.num_read, before.snapshot)
+            yield count, samples, StreamPosition(reader.num_read, before.snapshot)
         else:  # the last full step and the rest after it as two steps: the larger half, then the smaller
-            total, mine = length + count, held[0] + mine
+            total, samples = length + count, held[0] + samples
             smaller = total // 2 if self.batch_size > 1 else 0
             split = len(range(self.offset, total - smaller, self.stride))
             position = StreamPosition(held_from.num_read + total - smaller, held_from.snapshot)
-            yield total - smaller, mine[:split], position
+            yield total - smaller, samples[:split], position
             if smaller:
-                yield smaller, mine[split:], StreamPosition(held_from.num_read + total, held_from.snapshot)
+                yield smaller, samples[split:], StreamPosition(held_from.num_read + total, held_from.snapshot)
 
     def _position(self, reader: StreamReader) -> StreamPosition:
         fingerprint = "" if self.sharded else reader.fingerprint()

@@ -139,10 +139,10 @@ class RanksRunner:
             for task_number in sorted(finished_tasks(job.staging, job.name) & missing.keys()):
                 if (parts := read_task(job.staging, task_number, job.name)) is not None:
                     yield missing.pop(task_number), parts
-            done = self._run_next(job, missing) if missing else None
-            if done is not None:
-                del missing[done[0].number]
-                yield done
+            finished = self._run_next(job, missing) if missing else None
+            if finished is not None:
+                del missing[finished[0].number]
+                yield finished
             elif missing:
                 time.sleep(self._interval)
 
