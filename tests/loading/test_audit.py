@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.loading.feeds import ENGINES, NAMES, Tuples, delivered, feed, state_after, take
+from torch.nn.utils.rnn import pad_sequence
 
 import rankfeed as rf
 from rankfeed.errors import AuditError, TransformError
@@ -71,6 +72,7 @@ UNFIT: list[tuple[list[tuple[int, int, dict[str, Any]]], str]] = [
     ([(rank, 4, {}) for rank in (0, 1, 3)], r"none from \[2\]"),
     ([(0, 2, {}), (0, 2, {"batch_size": 5}), (1, 2, {})], "processes of one rank delivered different samples"),
     ([(0, 2, {}), (1, 2, {"seed": 9})], r"(?s)different parts of the data.*plan"),
+    ([(0, 2, {}), (1, 2, {"batch_size": 5})], r"(?s)different parts of the data.*batches of 4.*batches of 5"),
     ([], "no reports"),
 ]
 
@@ -115,11 +117,6 @@ def test_merged_audits_of_ranks_with_different_numbers_of_steps_raise_audit_erro
     parts[1].delivered.steps[1] -= 1
     with pytest.raises(AuditError, match="different numbers of steps"):
         EpochAudit.merge(parts).check()
-
-
-def test_merging_audits_of_ranks_with_different_batch_sizes_raises_audit_error() -> None:
-    with pytest.raises(AuditError, match=r"(?s)different parts of the data.*batches of 4.*batches of 5"):
-        EpochAudit.merge([report(0, 2), report(1, 2, batch_size=5)])
 
 
 @pytest.mark.parametrize("new", [1, 2, 3])
@@ -169,11 +166,11 @@ def test_world_size_1_inside_a_larger_process_group_raises_audit_error(monkeypat
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
-    loader = rf.Loader(rf.from_dataset([{"x": 1}] * 4), 2, topology=rf.Topology(), audit=True)
+    source = rf.from_dataset([{"x": 1}] * 4)
     with pytest.raises(rf.errors.AuditError, match="has world size 1"):
-        list(loader)
+        list(rf.Loader(source, 2, topology=rf.Topology(), audit=True))
     peers = rf.Topology(launcher="mesh")  # the only data-parallel rank, with tensor-parallel peers
-    assert len(list(rf.Loader(rf.from_dataset([{"x": 1}] * 4), 2, topology=peers, audit=True))) == 2
+    assert len(list(rf.Loader(source, 2, topology=peers, audit=True))) == 2
 
 
 # What the user's functions return: rows are delivered, or it is an error, or "not proven".
@@ -231,10 +228,6 @@ def boxes(samples: list[dict[str, Any]]) -> list[Any]:
 
 def zipped_boxes(samples: list[dict[str, Any]]) -> Any:
     return tuple(zip(*boxes(samples), strict=True))
-
-
-def doubled(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    return rows_of([*samples, *samples])
 
 
 FEWER: list[dict[str, Any]] = [
@@ -311,7 +304,7 @@ UNPROVEN: list[tuple[str, dict[str, Any]]] = [
     ("collate_fn", {"collate_fn": flattened, "id_column": None}),
     ("collate_fn", {"collate_fn": flattened}),  # the loader adds the ids, which show nothing
     ("collate_fn", {"collate_fn": two_views}),
-    ("collate_fn", {"collate_fn": doubled, "id_column": None}),
+    ("collate_fn", {"collate_fn": lambda samples: rows_of([*samples, *samples]), "id_column": None}),
     ("collate_fn", {"collate_fn": flattened, "batch_transform": dict}),
     ("collate_fn", {"collate_fn": lambda samples: {"graphs": object()}, "id_column": None}),
     ("collate_fn", {"collate_fn": lambda samples: {}, "id_column": None}),
@@ -380,7 +373,7 @@ def test_audit_with_key_counts_the_ids_in_a_field_of_the_users_batches() -> None
 def by_length(samples: list[dict[str, Any]]) -> dict[str, Any]:
     """As for packed sequences: the longest first, padded."""
     samples = sorted(samples, key=lambda sample: -len(sample["x"]))
-    return {"x": torch.nn.utils.rnn.pad_sequence([torch.from_numpy(s["x"]) for s in samples], batch_first=True)}
+    return {"x": pad_sequence([torch.from_numpy(sample["x"]) for sample in samples], batch_first=True)}
 
 
 def by_score(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -398,9 +391,7 @@ def copies(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def in_order(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "x": torch.nn.utils.rnn.pad_sequence([torch.from_numpy(s["x"]) * 2 for s in samples], batch_first=True)
-    }
+    return {"x": pad_sequence([torch.from_numpy(sample["x"]) * 2 for sample in samples], batch_first=True)}
 
 
 def flipped(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -409,17 +400,16 @@ def flipped(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ordered_rows(count: int) -> list[dict[str, Any]]:
-    sizes = [2 * (1 + i % 5) for i in range(count)]
     return [
         {
-            "x": (np.arange(size, dtype=np.float64) + 100 * i).reshape(-1, 2),
+            "x": (np.arange(2.0 * (1 + i % 5)) + 100 * i).reshape(-1, 2),
             "y": 3 * i,
             "label": i % 2,
             "score": 0.1 * i,
             "name": f"n{i:03}",
             "constant": 1.0,
         }
-        for i, size in enumerate(sizes)
+        for i in range(count)
     ]
 
 
@@ -499,8 +489,7 @@ def test_a_collate_fn_over_a_stream_that_drops_rows_raises_and_rows_not_proven_a
     engine: dict[str, Any], tail: Any
 ) -> None:
     def loader(collate_fn: Callable[[list[Any]], Any], id_column: str | None) -> rf.Loader:
-        rows = [{"y": 10 * i, "x": np.zeros((1 + i % 3, 2)), "name": "a"} for i in range(31)]
-        stream = rf.from_iterable(lambda: iter(rows))
+        stream = rf.from_iterable([{"y": 10 * i, "x": np.zeros((1 + i % 3, 2)), "name": "a"} for i in range(31)])
         return rf.Loader(stream, 12, tail=tail, id_column=id_column, collate_fn=collate_fn, **engine)
 
     with pytest.raises(TransformError, match=r"(?s)lacks rows.*10 rows.*samples 0 to 11"):
@@ -564,6 +553,5 @@ def test_a_padded_batch_counts_its_padding_rows_when_dropped_rows_are_detected()
     def unpadded(batch: dict[str, Any]) -> dict[str, Any]:
         return {name: batch[name][batch["valid"]] for name in ("y", "id")}
 
-    once = feed(size=10, batch_size=12, tail="pad", batch_transform=unpadded)
     with pytest.raises(TransformError, match="lacks rows"):
-        list(once)
+        list(feed(size=10, batch_size=12, tail="pad", batch_transform=unpadded))

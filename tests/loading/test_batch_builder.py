@@ -24,20 +24,12 @@ from rankfeed.topology import Topology
 
 def builder(**options: Any) -> BatchBuilder:
     functions = dict.fromkeys(("columns", "transform", "batch_transform", "collate_fn"))
-    usual = {
-        "source": Memory(40),
-        "ragged": "pad",
-        "pad_to": 1,
-        "seed": 5,
-        "id_column": "id",
-        "seed_globals": True,
-    }
+    usual = {"source": Memory(40), "ragged": "pad", "pad_to": 1, "seed": 5, "id_column": "id"}
     return BatchBuilder(**{**functions, **usual, "seed_globals": True, **options})
 
 
 def schedule(**options: Any) -> Schedule:
-    topology = Topology(rank=1, world_size=2)
-    return Schedule(Plan(40, seed=5), batch_size=3, topology=topology, tail="pad", **options)
+    return Schedule(Plan(40, seed=5), batch_size=3, topology=Topology(1, 2), tail="pad", **options)
 
 
 @cache
@@ -64,9 +56,8 @@ def test_batches_of_several_steps_built_together_equal_those_built_one_by_one(
     texts = [{**row, "name": str(row["y"])} if columns is None else row for row in rows]
     source = rf.write(texts, tmp_path / "data", shard_bytes=4000, progress=False)
     plan = Schedule(Plan(307, seed=5), batch_size=3, topology=Topology(rank=1, world_size=2), tail=tail)
-    one, other = (
-        builder(source=source, id_column=None, columns=columns, stride=stride, pad_to=2) for _ in range(2)
-    )
+    options = {"source": source, "id_column": None, "columns": columns, "stride": stride, "pad_to": 2}
+    one, other = builder(**options), builder(**options)
     calls: Counter[int] = Counter()
     gather = Dense.gather
     with pytest.MonkeyPatch.context() as patch:
@@ -103,8 +94,7 @@ class Told(Memory):
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("ahead", [2, 4, 7, 8, 17, 40])
 def test_a_source_receives_prefetch_hints_for_each_step_once_before_it_is_read(stride: int, ahead: int) -> None:
-    topology = Topology(rank=1, world_size=2)
-    plan = Schedule(Plan(400, seed=5), batch_size=3, topology=topology, tail="pad")
+    plan = Schedule(Plan(400, seed=5), batch_size=3, topology=Topology(1, 2), tail="pad")
     batches = [plan.batch(step).tolist() for step in range(len(plan))]
     for worker in range(stride):
         source = Told(400)

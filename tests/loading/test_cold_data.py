@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.loading.feeds import take
 
 import rankfeed as rf
 from rankfeed import errors
@@ -19,9 +20,9 @@ from rankfeed.columns.columns import Columns
 
 ROWS, VALUES, BATCH = 1500, 16384, 8  # 64 KiB each
 
-pytestmark = [
-    pytest.mark.skipif(native_library() is None, reason="without the native library, data are not read ahead")
-]
+pytestmark = pytest.mark.skipif(
+    native_library() is None, reason="without the native library, data are not read ahead"
+)
 
 
 @pytest.fixture(scope="module")
@@ -81,18 +82,16 @@ def test_drop_behind_removes_read_pages_from_the_page_cache(folder: Path, shuffl
     assert left[True] < 0.5 * pages
 
 
-def test_drop_behind_with_a_source_without_mapped_files_raises_argument_error(tmp_path: Path) -> None:
-    source = rf.from_dataset([{"x": 1}])
+def test_drop_behind_with_a_source_without_mapped_files_raises_argument_error() -> None:
     with pytest.raises(errors.ArgumentError, match="drop_behind"):
-        rf.Loader(source, drop_behind=True)
+        rf.Loader(rf.from_dataset([{"x": 1}]), drop_behind=True)
 
 
 def test_rows_of_later_steps_are_read_into_the_page_cache_ahead(folder: Path) -> None:
     evict(folder)
     loader = rf.Loader(rf.open(folder), BATCH, shuffle=True, topology=rf.Topology())
     batches = iter(loader)
-    for _ in range(4):  # the first ones wait for the disk
-        next(batches)
+    take(batches, 4)  # the first ones wait for the disk
     needed = 60 * BATCH * VALUES * 4 // mmap.PAGESIZE  # of 64 MiB
     while sum(resident(folder).values()) < needed:
         time.sleep(0.05)
@@ -126,8 +125,7 @@ def test_page_cache_read_ahead_stops_after_enough_steps_on_cached_data(
 
 def test_two_concurrent_iterators_announce_each_step_for_read_ahead_once(folder: Path, advised: list[int]) -> None:
     loader = rf.Loader(rf.open(folder), BATCH, shuffle=True, topology=rf.Topology())
-    for _ in zip(loader, loader, strict=True):
-        pass
+    list(zip(loader, loader, strict=True))
     assert 0 < len(advised) <= 2 * -(-ROWS // BATCH)
 
 

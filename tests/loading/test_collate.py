@@ -89,8 +89,7 @@ def test_ragged_columns_become_nested_tensors_or_lists_as_the_ragged_option_says
             else:
                 assert isinstance(batch[name], list)
             pieces = list(batch[name].unbind() if ragged == "nested" else batch[name])
-            rows = rows_of(name, batch["id"])
-            assert all(map(np.array_equal, pieces, rows))
+            assert all(map(np.array_equal, pieces, rows_of(name, batch["id"])))
             assert pieces[0].dtype == (torch.float32 if name == "x" else torch.int32)
 
 
@@ -113,11 +112,8 @@ def backwards(batch: dict[str, Any]) -> dict[str, Any]:
 def test_bytes_as_view_returns_uint8_arrays_that_stay_intact_while_kept(
     engine: dict[str, Any], transform: Any, size: int, tmp_path: Path
 ) -> None:
-    source = write(
-        ({"raw": bytes([number]) * (number * size // 60), "name": str(number)} for number in range(60)),
-        tmp_path / "data",
-        progress=False,
-    )
+    rows = ({"raw": bytes([i]) * (i * size // 60), "name": str(i)} for i in range(60))
+    source = write(rows, tmp_path / "data", progress=False)
     options: dict[str, Any] = {"transform": transform, "shuffle": True, "topology": Topology(), **engine}
     loader = Loader(source, 8, bytes_as="view", batch_transform=backwards, **options)
     batches = list(loader)  # kept: a buffer is not used again while a view of it exists
@@ -140,8 +136,7 @@ def test_an_unknown_bytes_as_raises_argument_error() -> None:
 
 @every_engine
 def test_tuple_samples_of_a_dataset_are_collated_into_tuples(engine: dict[str, Any]) -> None:
-    loader = Loader(Wrapped(Tuples(10)), 4, topology=Topology(), **engine)
-    batches = list(loader)
+    batches = list(Loader(Wrapped(Tuples(10)), 4, topology=Topology(), **engine))
     for batch in batches:
         assert type(batch) is tuple
         pixels, labels, (halves, names) = batch
@@ -158,14 +153,12 @@ def test_named_tuple_samples_are_collated_into_the_same_named_tuple_type(engine:
 
 
 def test_a_collate_fn_receives_the_samples_and_the_id_column_is_added() -> None:
-    options: dict[str, Any] = {"collate_fn": _longest, "columns": ["tokens"]}
-    for batch, usual in zip(feed(**options), feed(), strict=True):
+    def longest(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"longest": max(len(sample["tokens"]) for sample in samples)}
+
+    for batch, usual in zip(feed(collate_fn=longest, columns=["tokens"]), feed(), strict=True):
         assert batch["longest"] == int(usual["tokens_lengths"].max())
         assert same(batch["id"], usual["id"])
-
-
-def _longest(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"longest": max(len(each["tokens"]) for each in samples)}
 
 
 def test_tuple_batches_with_padding_rows_raise_transform_error_on_every_rank() -> None:

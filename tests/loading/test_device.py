@@ -54,8 +54,7 @@ def test_batches_copied_to_a_busy_gpu_are_not_overwritten_by_the_next_batch(engi
         for _ in range(3):
             busy = busy @ busy * 1e-4
         kept.append(batch)
-    found = torch.cat(kept).cpu()
-    assert torch.equal(found, rows)
+    assert torch.equal(torch.cat(kept).cpu(), rows)
 
 
 @pytest.mark.parametrize("size", [16, 4096])

@@ -27,13 +27,8 @@ each_kind = pytest.mark.parametrize("make", EVERYTHING, ids=["loader", "sampler"
 
 #: The only task of a Slurm step.
 STEP = {
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "0",
-    "SLURM_STEP_NUM_TASKS": "1",
-    "SLURM_NTASKS": "1",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_STEP_NUM_NODES": "1",
+    **dict.fromkeys(("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "0"),
+    **dict.fromkeys(("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES"), "1"),
     "SLURM_STEP_TASKS_PER_NODE": "1",
 }
 
@@ -147,10 +142,10 @@ def test_topology_read_before_the_launcher_variables_are_set_is_detected_again(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = make()
-    assert (feed.topology.rank, feed.topology.world_size) == (0, 1)  # as a length does that a scheduler is given
+    assert place(feed) == (0, 1)  # as a length does that a scheduler is given
     assert iter(feed) is not None
     become(monkeypatch, 1, 2)
-    assert (feed.topology.rank, feed.topology.world_size) == (1, 2)
+    assert place(feed) == (1, 2)
     alone = type(feed.topology)()
     feed = make()
     feed._topology.given = alone

@@ -6,8 +6,6 @@ import os
 import pickle
 import shutil
 import struct
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import xxhash
 from tests.loading.feeds import ENGINES, NAMES, Memory
+from tests.support.jobs import run_python
 
 import rankfeed as rf
 from rankfeed.diagnostics import verify_run
@@ -36,8 +35,7 @@ def test_a_step_is_recorded_in_the_ledger_when_it_is_delivered_and_not_when_it_i
     for count in range(1, 6):
         next(batches)
         assert Counter(type(each) for each in said(tmp_path)) == {PassHeader: 1, StepRecord: count}
-    for _ in batches:
-        pass
+    list(batches)
     verdict = verify_run(tmp_path)
     assert verdict.sound
     assert verdict.loaders[0].epochs[0].delivered == 40
@@ -49,8 +47,7 @@ def test_a_step_is_recorded_in_the_ledger_when_it_is_delivered_and_not_when_it_i
 def test_verify_run_counts_delivered_and_dropped_samples_for_each_tail(
     tail: Any, size: int, tmp_path: Path
 ) -> None:
-    for _ in rf.Loader(Memory(size), 4, tail=tail, audit=tmp_path / "ledger", columns=["y"]):
-        pass
+    list(rf.Loader(Memory(size), 4, tail=tail, audit=tmp_path / "ledger", columns=["y"]))
     if tail == "drop" and size < 4:
         assert not (tmp_path / "ledger").exists() or verify_run(tmp_path / "ledger").sound
         return
@@ -61,10 +58,8 @@ def test_verify_run_counts_delivered_and_dropped_samples_for_each_tail(
 def test_two_loaders_of_a_process_share_one_ledger_file_and_are_verified_separately(tmp_path: Path) -> None:
     train, valid = rf.Loader(Memory(40), 4, shuffle=True, audit=tmp_path), rf.Loader(Memory(9), 4, audit=tmp_path)
     for _ in range(3):
-        for _ in train:
-            pass
-        for _ in valid:
-            pass
+        list(train)
+        list(valid)
     verdict = verify_run(tmp_path)
     assert verdict.sound
     assert verdict.ledgers == 1
@@ -77,8 +72,7 @@ def test_verify_run_joins_the_ledgers_of_loaders_resumed_from_a_state_into_one_e
         loader = rf.Loader(Memory(40), 4, audit=tmp_path)
         if state:
             loader.load_state_dict(state)
-        for _, _ in zip(range(stop), loader, strict=False):
-            pass
+        list(zip(range(stop), loader, strict=False))
         state = loader.state_dict()
     (told,) = verify_run(tmp_path).loaders
     assert (told.epochs[0].delivered, told.missing, told.again) == (40, 0, 0)
@@ -87,13 +81,10 @@ def test_verify_run_joins_the_ledgers_of_loaders_resumed_from_a_state_into_one_e
 def test_verify_run_reports_samples_repeated_after_a_break_and_samples_left_early(tmp_path: Path) -> None:
     loader = rf.Loader(Memory(40), 4, audit=tmp_path)
     next(iter(loader))
-    for _ in loader:
-        pass
-    for _, _ in zip(range(2), loader, strict=False):
-        pass
+    list(loader)
+    list(zip(range(2), loader, strict=False))
     loader.set_epoch(2)
-    for _ in loader:
-        pass
+    list(loader)
     verdict = verify_run(tmp_path)
     told = [(each.epoch, each.delivered, each.again, each.left_early) for each in verdict.loaders[0].epochs]
     assert told == [(0, 40, 4, 0), (1, 8, 0, 32), (2, 40, 0, 0)]
@@ -135,12 +126,10 @@ def test_a_deleted_ledger_folder_is_created_again(tmp_path: Path) -> None:
     folder = tmp_path / "ledger"
     for _ in range(2):
         loader = rf.Loader(Memory(8), 4, audit=folder, columns=["y"])
-        for _ in loader:
-            pass
+        list(loader)
         assert verify_run(folder).loaders[0].epochs[0].delivered == 8
         shutil.rmtree(folder)
-    for _ in loader:  # its second epoch
-        pass
+    list(loader)  # its second epoch
     assert [type(each) for each in said(folder)] == [PassHeader, StepRecord, StepRecord]
 
 
@@ -174,11 +163,9 @@ except rf.errors.AuditError as error:
 
 
 def test_a_full_disk_is_an_error_and_the_ledger_keeps_all_steps_before_it(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True, timeout=600
-    )
-    assert "the ledger of delivered batches cannot be written" in done.stdout, done.stderr
-    steps = int(done.stdout.split()[0])
+    output = run_python(FULL, tmp_path, PYTHONDONTWRITEBYTECODE="1")  # the limit would truncate .pyc files
+    assert "the ledger of delivered batches cannot be written" in output
+    steps = int(output.split()[0])
     verdict = verify_run(tmp_path)
     assert verdict.sound
     assert 0 < steps == verdict.loaders[0].epochs[0].delivered // 2 < 50

@@ -31,7 +31,7 @@ from tests.loading.feeds import (
     take,
     workers,
 )
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import ChainDataset, DataLoader, Dataset, IterableDataset, Subset
 
 import rankfeed as rf
 from rankfeed import errors
@@ -93,8 +93,7 @@ def test_exhausting_the_loader_advances_the_epoch_and_a_break_restarts_it(engine
     loader = feed(**engine)
     first = delivered(list(loader))
     assert loader.epoch == 1
-    for _ in zip(range(5), loader, strict=False):
-        pass
+    list(zip(range(5), loader, strict=False))
     assert loader.epoch == 1
     iterator = iter(loader)
     second = delivered(list(iterator))
@@ -314,10 +313,8 @@ def test_repr_of_a_loader_shows_source_options_and_progress(
         "num_workers=2, worker_kind='thread'; epoch 0, 0 steps done)"
     )
     monkeypatch.undo()
-    texts = [repr(loader) for _, _ in zip(loader, range(2), strict=False)]
-    assert texts[1].endswith("; epoch 0, 2 steps done)")
-    dataset = [{"x": i} for i in range(10**6)]
-    assert len(repr(rf.Loader(rf.from_dataset(dataset)))) < 300
+    assert [repr(loader) for _, _ in zip(loader, range(2), strict=False)][1].endswith("; epoch 0, 2 steps done)")
+    assert len(repr(rf.Loader(rf.from_dataset([{"x": i} for i in range(10**6)])))) < 300
     stream = rf.Loader(rf.from_iterable(range), 4)
     assert repr(stream).startswith("Loader(from_iterable(<class 'range'>), batch_size=4, ")
     assert "shuffle" not in repr(stream)
@@ -326,9 +323,7 @@ def test_repr_of_a_loader_shows_source_options_and_progress(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size"),
-        ({"batch_size": 2.0}, "batch_size"),
-        ({"batch_size": True}, "batch_size"),
+        *(({"batch_size": size}, "batch_size") for size in (0, 2.0, True)),
         ({"num_workers": -1}, "num_workers"),
         ({"prefetch_factor": 0}, "prefetch_factor"),
         ({"tail": "odd"}, "tail"),
@@ -338,8 +333,7 @@ def test_repr_of_a_loader_shows_source_options_and_progress(
         ({"on_error": "ignore"}, "on_error"),
         ({"columns": ["y", "z"]}, "no such column"),
         ({"columns": "y"}, "invalid columns"),
-        ({"id_column": "y"}, "exists already"),
-        ({"id_column": "x_lengths"}, "exists already"),
+        *(({"id_column": name}, "exists already") for name in ("y", "x_lengths")),
         ({"tail": "pad", "id_column": "valid"}, "reserved"),
         ({"seed": 1.5}, "seed"),
         ({"lanes": 0}, "lanes"),
@@ -364,13 +358,6 @@ class Numbers(Dataset[dict[str, int]]):
 
     def __getitem__(self, index: int) -> dict[str, int]:
         return {"x": index}
-
-
-class NumberStream(IterableDataset[dict[str, int]]):
-    """An iterable torch Dataset."""
-
-    def __iter__(self) -> Iterator[dict[str, int]]:
-        return iter([{"x": 0}])
 
 
 class Wrapping(IterableDataset[Any]):
@@ -409,7 +396,7 @@ def test_loader_accepts_torch_datasets_and_lists_of_dicts_directly() -> None:
 @pytest.mark.parametrize(
     ("given", "remedy"),
     [
-        (NumberStream(), r"rankfeed\.from_iterable"),
+        (ChainDataset([]), r"rankfeed\.from_iterable"),
         (iter([{"x": 0}]), r"rankfeed\.from_iterable"),
         ("data/train", r"rankfeed\.open\('data/train'\)"),
         (Path("data"), r"rankfeed\.open\("),
@@ -499,14 +486,9 @@ def test_device_cpu_gives_the_same_batches_as_no_device() -> None:
 
 
 def test_transform_fields_named_like_lengths_are_not_counted_as_padding() -> None:
-    loader = feed(transform=_with_lookalikes, columns=["point"])
-    batch = next(iter(loader))
-    assert batch["point_lengths"] == ["a", "a", "a", "a"]
+    loader = feed(transform=lambda sample: {**sample, "point_lengths": "a"}, columns=["point"])
+    assert next(iter(loader))["point_lengths"] == ["a", "a", "a", "a"]
     assert loader.stats()["padding_share"] == 0.0
-
-
-def _with_lookalikes(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "point_lengths": "a"}
 
 
 NEEDS_DICTS: list[dict[str, Any]] = [{"id_column": "id"}, {"tail": "pad"}]
@@ -522,12 +504,8 @@ def test_dataset_samples_other_than_dicts_raise_argument_error_before_the_first_
     for dataset in ([(1, 2)] * 5, (1, 2, 3), torch.utils.data.TensorDataset(torch.arange(5))):
         with pytest.raises(errors.ArgumentError, match="needs samples that are dicts"):
             next(iter(Loader(rf.from_dataset(dataset), 2, **options)))
-        loader = Loader(rf.from_dataset(dataset), 2, transform=_first_as_dict, **options)
+        loader = Loader(rf.from_dataset(dataset), 2, transform=lambda sample: {"x": sample}, **options)
         assert isinstance(next(iter(loader)), dict)
-
-
-def _first_as_dict(sample: Any) -> dict[str, Any]:
-    return {"x": sample[0] if isinstance(sample, tuple) else sample}
 
 
 @pytest.mark.parametrize("engine", ENGINES[:3], ids=NAMES[:3])

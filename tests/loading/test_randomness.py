@@ -49,8 +49,7 @@ def draws(*loaders: Loader, name: str = "draw") -> dict[int, Any]:
 def test_the_rng_of_a_sample_is_the_same_for_any_order_rank_batch_size_and_engine(engine: dict[str, Any]) -> None:
     expected = draws(feed(transform=keyed))
     assert len(set(expected.values())) == 50
-    pair = [feed(rank, 2, transform=keyed, batch_size=3, **engine) for rank in range(2)]
-    assert draws(*pair) == expected
+    assert draws(*(feed(rank, 2, transform=keyed, batch_size=3, **engine) for rank in range(2))) == expected
     assert draws(feed(transform=keyed, shuffle=False, **engine)) == expected
 
 
@@ -91,9 +90,8 @@ def test_global_generators_are_seeded_for_each_sample_and_batch(engine: dict[str
 @pytest.mark.parametrize("engine", [ENGINES[0], ENGINES[3]], ids=[NAMES[0], NAMES[3]])
 def test_a_datasets_own_random_numbers_are_seeded_for_each_sample(engine: dict[str, Any]) -> None:
     def rows(shuffle: Any, transform: Any = None, **engine: Any) -> list[tuple[Any, ...]]:
-        loader = Loader(
-            Wrapped(Drawing(20)), 3, shuffle=shuffle, transform=transform, topology=Topology(), **engine
-        )
+        options = {"shuffle": shuffle, "transform": transform, "topology": Topology(), **engine}
+        loader = Loader(Wrapped(Drawing(20)), 3, **options)
         return sorted(tuple(map(float, row)) for batch in loader for row in zip(*batch, strict=True))
 
     expected = rows(False)
@@ -166,19 +164,11 @@ class _Callable:
         return sample
 
 
-def _optional(sample: Any, rng: Any = None) -> Any:
-    return sample
-
-
-def _scaled(sample: Any, scale: float = 2.0) -> Any:
-    return sample
-
-
 @pytest.mark.parametrize(
     ("function", "wants"),
     [
-        *((_Callable(), True), (_optional, True), (_scaled, False), (lambda *samples: samples, False)),
-        *((torch.nn.Identity(), False), (dict, False)),
+        *((_Callable(), True), (lambda sample, rng=None: sample, True), (lambda sample, scale=2.0: sample, False)),
+        *((lambda *samples: samples, False), (torch.nn.Identity(), False), (dict, False)),
     ],
 )
 def test_wants_rng_detects_whether_a_transform_has_an_rng_argument(function: Any, wants: bool) -> None:
@@ -262,11 +252,9 @@ def test_source_fingerprint_in_the_state_is_stable_while_worker_threads_draw_glo
 
 
 def test_a_dataset_drawing_from_global_generators_in_worker_threads_warns() -> None:
-    loader = Loader(from_dataset(Drawing(20)), 4, num_workers=2, topology=Topology())
-    with pytest.warns(
-        UserWarning, match=r"generators of numpy.random and random and torch, .*worker_kind='process'"
-    ):
-        list(loader)
+    message = r"generators of numpy.random and random and torch, .*worker_kind='process'"
+    with pytest.warns(UserWarning, match=message):
+        list(Loader(from_dataset(Drawing(20)), 4, num_workers=2, topology=Topology()))
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)

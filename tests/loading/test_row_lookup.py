@@ -45,7 +45,6 @@ def test_an_epoch_over_more_files_than_the_open_file_limit_keeps_few_files_open(
         assert len(list(folder.glob("*.arrow"))) > 300
     else:
         datasets = pytest.importorskip("datasets")
-        data = datasets.Dataset.from_dict({"x": [bytes(10)] * 900})
-        data.save_to_disk(folder, num_shards=300)
+        datasets.Dataset.from_dict({"x": [bytes(10)] * 900}).save_to_disk(folder, num_shards=300)
     jobs.run([sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder)], tmp_path / "log", 250)
     assert int((tmp_path / "log").read_text().splitlines()[-1]) < 200  # of 256: others need files too

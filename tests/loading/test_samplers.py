@@ -7,7 +7,6 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,16 +27,11 @@ from rankfeed.topology import Topology
 BOTH = [DistributedBatchSampler, DistributedSampler]
 
 
-def stock(
-    sampler: Any, size: int, batch_size: int, *, loader: type[Any] = DataLoader, **options: Any
-) -> DataLoader[Any]:
+def stock(sampler: Any, size: int, batch_size: int, *, loader: type[Any] = DataLoader, **options: Any) -> Any:
     """torch's own DataLoader, or one like it, over a sampler of either kind."""
-    feed: DataLoader[Any]
     if isinstance(sampler, DistributedBatchSampler):
-        feed = loader(range(size), batch_sampler=sampler, **options)
-    else:
-        feed = loader(range(size), batch_size, sampler=sampler, **options)
-    return feed
+        return loader(range(size), batch_sampler=sampler, **options)
+    return loader(range(size), batch_size, sampler=sampler, **options)
 
 
 def flat(batches: Any) -> list[int]:
@@ -90,9 +84,8 @@ def test_distributed_sampler_yields_every_sample_once_and_warns_if_steps_may_dif
 
 
 def test_wrapping_a_sampler_in_a_distributed_batch_sampler_raises_argument_error() -> None:
-    sampler = DistributedBatchSampler(20, 2)
     with pytest.raises(errors.ArgumentError, match="use_distributed_sampler=False"):
-        type(sampler)(DistributedSampler(20, 2), batch_size=2, drop_last=False)  # type: ignore[call-arg]
+        DistributedBatchSampler(DistributedSampler(20, 2), batch_size=2, drop_last=False)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -197,8 +190,7 @@ def test_iterating_a_sampler_again_after_a_break_restarts_the_same_epoch(kind: A
     loader = stock(sampler, 30, 4)
     expected = flat(loader)
     sampler.set_epoch(0)
-    for _ in zip(range(3), loader, strict=False):
-        pass
+    list(zip(range(3), loader, strict=False))
     assert flat(loader) == expected
 
 
@@ -268,9 +260,7 @@ def test_sampler_state_dict_of_delivered_steps_resumes_at_the_next_batch(kind: A
 @pytest.mark.parametrize("kind", BOTH)
 def test_sampler_state_dict_without_an_argument_counts_the_steps_already_requested(kind: Any) -> None:
     sampler = kind(50, 4, shuffle=True, topology=Topology())
-    iterator: Iterator[Any] = iter(stock(sampler, 50, 4))
-    for step in range(1, 13):
-        next(iterator)
+    for step, _ in zip(range(1, 13), stock(sampler, 50, 4), strict=False):
         assert sampler.state_dict() == sampler.state_dict(step)
 
 
@@ -283,8 +273,7 @@ def test_a_sampler_resumes_on_other_ranks_and_batch_sizes(kind: Any, new: int, b
         before = of_ranks(kind, size, 2, 4, shuffle=True)
         ids = []
         for sampler in before:
-            batches = iter(stock(sampler, size, 4))
-            ids += flat(take(batches, stop))
+            ids += flat(take(iter(stock(sampler, size, 4)), stop))
         (state,) = {json.dumps(sampler.state_dict(stop)) for sampler in before}
         assert len(state) < 1024
         for topology in ranks(new):
@@ -393,8 +382,7 @@ def test_a_loader_state_loads_into_a_sampler_and_a_sampler_state_into_a_loader(k
         sampler = kind(source, 3, shuffle=True, seed=3, topology=topology)
         sampler.load_state_dict(state)
         assert sampler.state_dict() == state
-        iterator = iter(stock(sampler, 50, 3))
-        ids += flat(take(iterator, 1))
+        ids += flat(take(iter(stock(sampler, 50, 3)), 1))
         later = sampler.state_dict(1)
     resumed = feed()
     resumed.load_state_dict(later)
@@ -462,9 +450,5 @@ def test_a_batch_sampler_takes_its_size_from_a_dataset_source_list_or_int() -> N
 def test_a_rankfeed_source_works_as_a_dataset_of_a_stock_dataloader() -> None:
     source = Memory(20)
     sampler = DistributedBatchSampler(source, 4, shuffle=True, topology=Topology())
-    loader = DataLoader(source, batch_sampler=sampler, num_workers=1, collate_fn=_ys)
-    assert_once([each // 10 for batch in loader for each in batch], 20)
-
-
-def _ys(samples: list[dict[str, Any]]) -> list[int]:
-    return [int(each["y"]) for each in samples]
+    loader = DataLoader(source, batch_sampler=sampler, num_workers=1, collate_fn=list)
+    assert_once([int(sample["y"]) // 10 for batch in loader for sample in batch], 20)

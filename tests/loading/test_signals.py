@@ -195,9 +195,8 @@ def test_an_exception_of_a_signal_handler_that_uninstalls_itself_reaches_the_cal
 def test_exceptions_of_an_interval_timer_handler_reach_the_caller_and_the_loader_stays_usable(
     tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rf.write(
-        ({"x": np.full(512, i), "r": np.arange(i % 50)} for i in range(3000)), tmp_path / "data", progress=False
-    )
+    rows = ({"x": np.full(512, i), "r": np.arange(i % 50)} for i in range(3000))
+    rf.write(rows, tmp_path / "data", progress=False)
     ours = rf.Loader(rf.open(tmp_path / "data"), 8, shuffle=True, num_workers=workers, topology=rf.Topology())
     chance, counted = random.Random(1), Counter[str]()
 

@@ -34,18 +34,12 @@ def test_split_gives_every_item_to_one_worker_and_nearly_equal_totals_to_ranks(
     assert max(totals) - min(totals) <= 1
 
 
-def loaded(dataset: Any, num_workers: int, **options: Any) -> list[int]:
-    return list(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=num_workers, **options))
-
-
 @pytest.mark.parametrize("method", ["fork", soak("spawn")])
 def test_split_divides_the_items_of_a_rank_between_dataloader_workers(method: str) -> None:
     for num_workers in (0, 1, 2):
-        context = method if num_workers else None
-        shares = [
-            loaded(split(range(23), topology=topology), num_workers, multiprocessing_context=context)
-            for topology in ranks(2)
-        ]
+        options: Any = {"num_workers": num_workers, "multiprocessing_context": method if num_workers else None}
+        datasets = [split(range(23), topology=topology) for topology in ranks(2)]
+        shares = [list(torch.utils.data.DataLoader(dataset, None, **options)) for dataset in datasets]
         assert [len(share) for share in shares] == [12, 11]
         assert Counter(itertools.chain(*shares)) == Counter(range(23))
 

@@ -16,9 +16,8 @@ def plans(draw: st.DrawFn) -> Plan:
     samples, lanes, seed = draw(st.integers(1, 200)), draw(st.sampled_from([1, 3, 8])), draw(st.integers(0, 9))
     if lanes == 1:
         return Plan(samples, seed=seed)
-    return Plan(samples, shuffle="window", seed=seed, lanes=lanes, window=5).with_order(
-        draw(st.sampled_from([1, 2]))
-    )
+    plan = Plan(samples, shuffle="window", seed=seed, lanes=lanes, window=5)
+    return plan.with_order(draw(st.sampled_from([1, 2])))
 
 
 @st.composite

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,12 +58,9 @@ def test_batches_of_a_rank_are_mixed_as_if_drawn_from_eight_random_blocks(
 def test_a_rank_reads_about_its_share_of_the_blocks_in_an_epoch(world_size: int) -> None:
     blocks = 1024
     plan = window_plan(blocks)
-    for batch_size in (4, 10, 16, 64):
-        touched = [
-            len(np.unique(batches(plan, rank, world_size, batch_size) * blocks // SAMPLES))
-            for rank in (0, world_size - 1)
-        ]
-        assert max(touched) / blocks <= 1.3 * max(1 / world_size, 8 / 64)
+    for batch_size, rank in product((4, 10, 16, 64), {0, world_size - 1}):
+        touched = len(np.unique(batches(plan, rank, world_size, batch_size) * blocks // SAMPLES))
+        assert touched / blocks <= 1.3 * max(1 / world_size, 8 / 64)
 
 
 def test_a_rank_reads_different_blocks_in_different_epochs() -> None:
@@ -107,8 +106,7 @@ def test_lanes_are_at_different_depths_of_their_blocks(blocks: int, world_size: 
     plan = Plan([samples] * blocks, shuffle="window", window=100, lanes=64)
     for size, least in ((16, 0.6), (16 * world_size, 0.9)):
         starts = np.linspace(0, plan.num_samples - size, 50, dtype=np.int64)
-        rows = plan.step_ids(0, starts, size, 0, size)
-        depths = rows % samples * 10 // samples
+        depths = plan.step_ids(0, starts, size, 0, size) % samples * 10 // samples
         assert distinct(depths) / (10 * (1 - 0.9**size)) >= least
     by_epoch = [plan.sample_ids(epoch, np.arange(plan.num_samples)).argsort() for epoch in (0, 1)]
     assert abs(np.corrcoef(by_epoch)[0, 1]) < 0.2
@@ -121,9 +119,8 @@ def test_measure_quality_is_low_for_order_version_1_and_high_for_version_2_on_so
 
 
 def test_measure_quality_reports_one_giant_block_beside_small_ones_as_mixed() -> None:
-    sizes = [1_000_000, *[1] * 999]
     for lanes, ranks in ((64, 4), (20, 1)):
-        plan = Plan(sizes, shuffle="window", window=500, lanes=lanes)
+        plan = Plan([1_000_000, *[1] * 999], shuffle="window", window=500, lanes=lanes)
         assert measure_quality(plan, batch_size=16, world_size=ranks).is_mixed
 
 
@@ -138,9 +135,8 @@ def test_measure_quality_agrees_with_classes_and_blocks_counted_in_batches() -> 
     one_lane = Plan([100] * 200, shuffle="window", window=1, lanes=1)
     steps = [one_lane.sample_ids(0, np.arange(low, low + 1024)) for low in range(0, 19_456, 1024)]
     counted = np.mean([len(np.unique(ids // 2000)) for ids in steps]) / 10
-    assert measure_quality(one_lane, batch_size=16, world_size=64).global_classes == pytest.approx(
-        counted, abs=0.1
-    )
+    measured = measure_quality(one_lane, batch_size=16, world_size=64).global_classes
+    assert measured == pytest.approx(counted, abs=0.1)
     stored = measure_quality(Plan(SAMPLES, shuffle="none"), batch_size=16, world_size=1)
     assert stored.classes < 0.2
     assert stored.global_classes < 0.2
@@ -150,8 +146,7 @@ def test_measure_reading_counts_blocks_decoded_again_after_leaving_the_cache() -
     plan = Plan([10] * 100, shuffle="global")
     assert measure_reading(plan, batch_size=10, world_size=2).decoded == 100
     assert measure_reading(plan, batch_size=10, world_size=2).share == 1
-    few = measure_reading(plan, batch_size=10, world_size=2, cached_blocks=5)
-    assert 400 < few.decoded <= 500
+    assert 400 < measure_reading(plan, batch_size=10, world_size=2, cached_blocks=5).decoded <= 500
     stored = measure_reading(Plan([0, 10] * 100, shuffle="none"), batch_size=5, world_size=1, cached_blocks=1)
     assert (stored.share, stored.decoded) == (1, 100)
 
@@ -166,6 +161,5 @@ def test_measure_reading_estimates_long_epochs_in_little_memory() -> None:
 
 def test_quality_and_reading_are_measured_for_fewer_samples_than_ranks_or_batch_size() -> None:
     for samples, ranks, size in ((1, 4, 3), (3, 1, 100), (12, 5, 2)):
-        quality = measure_quality(Plan(samples), batch_size=size, world_size=ranks)
-        assert quality.classes > 0
+        assert measure_quality(Plan(samples), batch_size=size, world_size=ranks).classes > 0
         assert measure_reading(Plan(samples), batch_size=size, world_size=ranks).decoded == 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
 import textwrap
 import time
 from collections import Counter
@@ -18,6 +16,7 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.loading.feeds import same
+from tests.support.jobs import run_python
 from tests.support.marks import slow
 
 import rankfeed as rf
@@ -26,7 +25,7 @@ from rankfeed._util.process_info import cpus_per_process
 from rankfeed.columns.pointers import PendingCopies, RowPointers
 from rankfeed.errors import CorruptError
 
-pytestmark = [pytest.mark.skipif(native_library() is None, reason="needs the native library")]
+pytestmark = pytest.mark.skipif(native_library() is None, reason="needs the native library")
 COUNT = 300
 
 
@@ -112,9 +111,7 @@ def test_only_ranks_that_share_cpus_request_longer_scheduler_time_slices(folder:
         pytest.skip("this system has time slices of one length")
     if len(os.sched_getaffinity(0)) < (os.cpu_count() or 1):
         pytest.skip("processes of this machine are bound to some CPUs")
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
-    before, one_each, shared = map(str.split, done.stdout.splitlines())
+    before, one_each, shared = map(str.split, run_python(textwrap.dedent(script)).splitlines())
     assert before == one_each
     assert shared == ["20000000", before[1]]  # 3 more than that of the tests
 
@@ -136,9 +133,7 @@ def test_no_batch_is_copied_ahead_without_workers_and_a_second_cpu(folder: Path)
     """
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < (os.cpu_count() or 1):
         pytest.skip("processes of this machine are bound to some CPUs, or cannot be")
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
-    assert done.stdout == "True 0\n" * 2
+    assert run_python(textwrap.dedent(script)) == "True 0\n" * 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -149,8 +144,7 @@ def test_a_truncated_file_raises_corrupt_error_after_the_readable_batches(tmp_pa
     counted: Counter[float] = Counter()
     batches = iter(ours)
     counted.update(next(batches)["x"][:, 0].tolist())
-    last = max((tmp_path / "data").glob("*.arrow"))
-    os.truncate(last, 4096)
+    os.truncate(max((tmp_path / "data").glob("*.arrow")), 4096)
     values = itertools.chain.from_iterable(batch["x"][:, 0].tolist() for batch in batches)
     with pytest.raises(CorruptError):
         counted.update(values)
@@ -211,10 +205,7 @@ def test_a_process_exits_cleanly_while_copies_are_pending(folder: Path) -> None:
         batches = iter(rf.Loader(rf.open({str(folder)!r}), 8, num_workers=2, topology=rf.Topology()))
         print(len(next(batches)))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(textwrap.dedent(script))  # fails unless the exit status is 0
 
 
 def test_hugging_face_indices_copied_ahead_are_complete_before_rows_are_looked_up(tmp_path: Path) -> None:
@@ -225,9 +216,8 @@ def test_hugging_face_indices_copied_ahead_are_complete_before_rows_are_looked_u
     with pa.ipc.new_stream(str(folder / "indices.arrow"), table.schema) as writer:
         writer.write_table(table)
     state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_text(
-        json.dumps({**state, "_indices_data_files": [{"filename": "indices.arrow"}]})
-    )
+    state["_indices_data_files"] = [{"filename": "indices.arrow"}]
+    (folder / "state.json").write_text(json.dumps(state))
     ours = rf.Loader(rf.open(folder), 64, num_workers=2, topology=rf.Topology())
     assert np.array_equal(np.concatenate([batch["n"].numpy() for batch in ours]), order)
 

@@ -103,16 +103,9 @@ def shared_bytes() -> int:
 
 def run(code: str, *arguments: str, timeout: float = 100) -> Any:
     """What a script prints last, as JSON. Its workers import it, as a user's script is imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr == ""
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -125,11 +118,9 @@ def test_a_killed_worker_process_is_replaced_and_its_batches_are_built_again(tmp
 
 
 def test_a_worker_that_dies_three_times_raises_worker_error_naming_rank_and_step() -> None:
-    ids = delivered(list(feed(1, 2, size=50))), delivered(list(feed(0, 2, size=50)))
-    rank = 1 if 13 in ids[0] else 0
-    loader = feed(rank, 2, transform=fatal_at_13, **WORKERS)
+    rank = int(13 in delivered(list(feed(1, 2))))
     with pytest.raises(errors.WorkerError, match=rf"(?s)died 3 times.*SIGKILL.*rank {rank}, step \d+, worker"):
-        list(loader)
+        list(feed(rank, 2, transform=fatal_at_13, **WORKERS))
     assert_once(delivered(list(feed(size=20, **WORKERS))), 20)
 
 
@@ -161,8 +152,7 @@ def fails_at(number: int, how: str, marker: Path) -> Callable[[Any], Any]:
 
 def single(**options: Any) -> rf.Loader:
     """A loader of 120 batches; each takes far less than 2 ms, so that requests have several steps."""
-    samples = [{"x": x} for x in range(120)]
-    return rf.Loader(samples, 1, shuffle=False, **{**WORKERS, **options})
+    return rf.Loader([{"x": x} for x in range(120)], 1, shuffle=False, **{**WORKERS, **options})
 
 
 def numbers(batches: Iterable[dict[str, Any]]) -> Iterator[int]:
@@ -193,8 +183,7 @@ def test_a_worker_that_dies_with_several_pending_requests_is_replaced_without_lo
 
 def test_more_prefetch_requests_than_a_socket_buffer_holds_do_not_deadlock() -> None:
     for batch_size in (1, 7):
-        loader = rf.Loader([{"x": x} for x in range(3000)], batch_size, **WORKERS, prefetch_factor=1000)
-        iterator = iter(loader)
+        iterator = iter(rf.Loader([{"x": x} for x in range(3000)], batch_size, **WORKERS, prefetch_factor=1000))
         first = next(iterator)["x"].tolist()
         time.sleep(0.3)
         assert first + [x for batch in iterator for x in batch["x"].tolist()] == list(range(3000))
@@ -240,8 +229,7 @@ def test_a_rank_with_default_sigpipe_survives_the_death_of_its_workers_and_their
 def test_workers_killed_between_epochs_are_replaced() -> None:
     loader, expected = feed(**WORKERS), feed()
     assert same(list(loader), list(expected))
-    idle = workers()
-    for worker in idle:
+    for worker in workers():
         worker.kill()
     assert same(list(loader), list(expected))
 
@@ -392,16 +380,9 @@ def test_worker_processes_run_functions_and_classes_of_a_script_without_a_main_g
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = {"script": [str(script), inline], "stdin": ["-", inline], "-c": ["-c", SCRIPT, inline]}[how]
-    done = subprocess.run(
-        [sys.executable, *command],
-        input=SCRIPT if how == "stdin" else "",
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    options: dict[str, Any] = {"input": SCRIPT if how == "stdin" else "", "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, *command], timeout=100, check=False, **options)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert inline == "0" or done.stdout == "2\n"
 
 
@@ -477,30 +458,26 @@ def test_worker_processes_end_when_their_parent_is_killed(child: str) -> None:
     assert left_over() <= before
 
 
-def dies_and_leaves_a_child(sample: dict[str, Any]) -> dict[str, Any]:
-    marker = Path(os.environ["MARKER"])
-    if sample["y"] == 200 and not marker.exists():
-        pid = os.fork()
-        if pid == 0:
-            time.sleep(10_000)
-            os._exit(0)
-        marker.write_text(str(pid))
-        os.kill(os.getpid(), signal.SIGKILL)
-    return sample
+def test_a_dead_worker_is_replaced_while_a_process_that_it_started_lives_on(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
 
+    def dies_and_leaves_a_child(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["y"] == 200 and not marker.exists():
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(10_000)
+                os._exit(0)
+            marker.write_text(str(pid))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
 
-def test_a_dead_worker_is_replaced_while_a_process_that_it_started_lives_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
     assert same(list(feed(transform=dies_and_leaves_a_child, **WORKERS)), list(feed()))
-    os.kill(int((tmp_path / "marker").read_text()), signal.SIGKILL)  # which has not ended
+    os.kill(int(marker.read_text()), signal.SIGKILL)  # which has not ended
 
 
 def test_no_shared_memory_file_is_left_over_during_or_after_an_iteration_with_killed_workers() -> None:
     before = left_over()
-    loader = feed(**WORKERS)
-    iterator = iter(loader)
+    iterator = iter(feed(**WORKERS))
     take(iterator, 3)
     assert left_over() <= before
     for worker in workers():
@@ -716,8 +693,7 @@ next(iter(feed(num_workers=2, worker_kind="process")))
 def test_a_process_exits_without_waiting_for_a_worker_server_that_is_still_importing(tmp_path: Path) -> None:
     code = "import os, time; time.sleep(float(os.environ.get('SECONDS', '0')))"
     (tmp_path / "sitecustomize.py").write_text(code)
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    environ = {**os.environ, "PYTHONPATH": path}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     subprocess.run([sys.executable, "-c", IMPORTING], cwd=ROOT, env=environ, timeout=600, check=True)
 
 

@@ -86,7 +86,6 @@ SLOW = ("between two epochs", "during iterations of streams and threads")
     "ending", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in ENDINGS]
 )
 def test_no_resource_warning_is_raised_at_exit_for_each_way_an_iteration_ends(ending: str, tmp_path: Path) -> None:
-    program = f"{PREAMBLE}{ENDINGS[ending]}\ngc.collect()\n"
-    command = [sys.executable, "-W", "error", "-c", program]
+    command = [sys.executable, "-W", "error", "-c", f"{PREAMBLE}{ENDINGS[ending]}\ngc.collect()\n"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr

@@ -31,8 +31,7 @@ def test_engine_tuner_gives_most_steps_to_the_fastest_mode_in_epochs_of_any_leng
 
 
 def test_engine_tuner_measures_a_slower_mode_again_from_time_to_time() -> None:
-    taken = shares({"threads": 2.0, "inline": 1.0}, 4 * MAX_RUN_STEPS, 1000)
-    assert taken["threads"] >= 3 * TRIAL_STEPS
+    assert shares({"threads": 2.0, "inline": 1.0}, 4 * MAX_RUN_STEPS, 1000)["threads"] >= 3 * TRIAL_STEPS
 
 
 def test_engine_tuner_ignores_one_slow_outlier_step() -> None:

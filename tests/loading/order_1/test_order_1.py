@@ -10,7 +10,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,7 @@ def digest(batches: Iterable[Iterable[int]]) -> str:
 
 def loader_of(state: dict[str, Any], rank: int, ranks: int, **more: Any) -> rf.Loader:
     source = rf.open(HERE / f"{state['file']}.parquet")
-    topology = rf.Topology(rank=rank, world_size=ranks)
-    return rf.Loader(source, BATCH, topology=topology, **state["options"], **more)
-
-
-def rows_of(loader: rf.Loader) -> Iterator[list[int]]:
-    for batch in loader:
-        yield batch["row"].tolist()
+    return rf.Loader(source, BATCH, topology=rf.Topology(rank, ranks), **state["options"], **more)
 
 
 def order_of(arguments: dict[str, Any]) -> list[str]:
@@ -62,18 +56,14 @@ def resumed(recorded: dict[str, Any], **more: Any) -> list[str]:
         for rank in range(ranks):
             loader = loader_of(recorded, rank, ranks, **more)
             loader.load_state_dict(recorded["state"])
-            digests += [digest(rows_of(loader)) for _ in EPOCHS]
+            digests += [digest(batch["row"].tolist() for batch in loader) for _ in EPOCHS]
     return digests
 
 
-def make_sampler(kind: str, shuffle: bool) -> Any:
-    topology = rf.Topology(rank=1, world_size=2)
-    arguments = (100,) if kind == "DistributedSampler" else (100, 8)
-    return getattr(rf, kind)(*arguments, shuffle=shuffle, seed=4, topology=topology)
-
-
 def resumed_sampler(case: dict[str, Any]) -> list[str]:
-    sampler = make_sampler(case["kind"], case["shuffle"])
+    arguments = (100,) if case["kind"] == "DistributedSampler" else (100, 8)
+    topology = rf.Topology(rank=1, world_size=2)
+    sampler = getattr(rf, case["kind"])(*arguments, shuffle=case["shuffle"], seed=4, topology=topology)
     sampler.load_state_dict(case["state"])
     return [digest(map(np.atleast_1d, sampler)) for _ in EPOCHS]
 
@@ -101,15 +91,6 @@ def augmentations() -> list[list[int]]:
     return sorted(rows)
 
 
-def judged_ledgers() -> dict[str, Any]:
-    """What `rankfeed verify` says of the recorded run."""
-    command = [sys.executable, "-m", "rankfeed", "verify", "ledgers", "--data", "many.parquet", "--ids", "--json"]
-    output = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=100, check=False)
-    document = json.loads(output.stdout)
-    epochs = [(epoch["delivered"], epoch["missing_ids"]) for epoch in document["loaders"][0]["epochs"]]
-    return {"exit_code": output.returncode, "verdict": document["verdict"], "epochs": epochs}
-
-
 def test_orders_without_windowed_shuffle_equal_those_recorded_from_the_first_release() -> None:
     for case in RECORDED["orders"]:
         assert order_of(case["arguments"]) == case["digests"], case["arguments"]
@@ -133,6 +114,10 @@ def test_random_augmentations_equal_those_recorded_from_the_first_release() -> N
 
 
 def test_ledgers_written_with_order_version_1_are_verified_in_that_order() -> None:
-    found = judged_ledgers()
-    assert json.loads(json.dumps(found)) == RECORDED["ledgers"]
-    assert len(found["epochs"][0][1]) == 32
+    command = [sys.executable, "-m", "rankfeed", "verify", "ledgers", "--data", "many.parquet", "--ids", "--json"]
+    output = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=100, check=False)
+    document = json.loads(output.stdout)
+    epochs = [[epoch["delivered"], epoch["missing_ids"]] for epoch in document["loaders"][0]["epochs"]]
+    verified = {"exit_code": output.returncode, "verdict": document["verdict"], "epochs": epochs}
+    assert verified == RECORDED["ledgers"]
+    assert len(epochs[0][1]) == 32

@@ -149,36 +149,23 @@ def test_a_stream_epoch_resumes_after_any_step_on_any_number_of_ranks() -> None:
                     seen += counted(batch)
 
 
-class Unseeded:
-    """Streams of 40 samples in another order each time they are opened."""
-
-    @staticmethod
-    def shuffled() -> Iterator[dict[str, int]]:
-        return ({"x": number} for number in random.sample(range(40), 40))
-
-    @staticmethod
-    def keyed() -> Iterator[dict[str, Any]]:
-        return ({"__key__": str(number), "x": number} for number in random.sample(range(40), 40))
-
-    @staticmethod
-    def arrays() -> Iterator[dict[str, Any]]:
-        return ({"x": np.int64(number), "y": np.ones(3)} for number in random.sample(range(40), 40))
-
-    @staticmethod
-    def dataloader() -> Iterator[dict[str, Any]]:
-        return iter(DataLoader([{"x": number} for number in range(40)], batch_size=None, shuffle=True))
+#: Streams of 40 samples in another order each time they are opened.
+UNSEEDED: dict[str, Any] = {
+    "shuffled": lambda: ({"x": x} for x in random.sample(range(40), 40)),
+    "keyed": lambda: ({"__key__": str(x), "x": x} for x in random.sample(range(40), 40)),
+    "arrays": lambda: ({"x": np.int64(x), "y": np.ones(3)} for x in random.sample(range(40), 40)),
+    "dataloader": lambda: iter(DataLoader([{"x": x} for x in range(40)], batch_size=None, shuffle=True)),
+}
 
 
-@pytest.mark.parametrize("stream", ["shuffled", "keyed", "arrays", "dataloader"])
+@pytest.mark.parametrize("stream", UNSEEDED)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_resuming_a_stream_whose_order_changed_raises_state_error(stream: str, engine: dict[str, Any]) -> None:
     def loader(rank: int, ranks: int, batch_size: int) -> Any:
-        opened = rf.from_iterable(getattr(Unseeded, stream))
-        return rf.Loader(opened, batch_size, topology=place(rank, ranks), **engine)
+        return rf.Loader(rf.from_iterable(UNSEEDED[stream]), batch_size, topology=place(rank, ranks), **engine)
 
     first = loader(0, 1, 4)
-    for _ in itertools.islice(iter(first), 3):
-        pass
+    list(itertools.islice(first, 3))
     state = json.loads(json.dumps(first.state_dict()))
     for rank, ranks in ((0, 1), (1, 3)):
         resumed = loader(rank, ranks, 3)
@@ -199,9 +186,8 @@ def test_resuming_a_stream_whose_order_changed_raises_state_error(stream: str, e
 
 def test_streams_with_random_sample_values_and_stable_keys_resume() -> None:
     def stream() -> Iterator[dict[str, Any]]:
-        return (
-            {"__key__": str(i), "x": i, "noise": random.random(), "text": str(random.random())} for i in range(20)
-        )
+        for i in range(20):
+            yield {"__key__": str(i), "x": i, "noise": random.random(), "text": str(random.random())}
 
     first: Any = rf.Loader(rf.from_iterable(stream), 4, topology=place(0, 1))
     next(iter(first))
@@ -274,9 +260,7 @@ def test_a_stream_that_applies_its_loaded_state_late_can_be_resumed_repeatedly_w
     for sizes in ((16, 44, 5), (16, 30, 3), (7, 60, 4), (10, 20, 20)):
         state, rows = None, Counter[int]()
         for number, size in enumerate(sizes):
-            loader: Any = rf.Loader(
-                rf.from_iterable(LateStream), size, tail=tail, topology=rf.Topology(), **engine
-            )
+            loader: Any = rf.Loader(rf.from_iterable(LateStream), size, tail=tail, topology=place(0, 1), **engine)
             if state is not None:
                 loader.load_state_dict(state)
             for batch in loader:
@@ -457,8 +441,7 @@ def test_stream_samples_are_collated_like_dataset_samples() -> None:
     pairs = [Pair(torch.ones(2) * number, number) for number in range(4)]
     tokens = [{"t": list(range(1 + number)), "name": f"n{number}", "raw": b"r"} for number in range(4)]
     for rows in (samples, pairs, tokens):
-        ours = list(rf.Loader(rf.from_iterable(rows), 2))
-        theirs = list(rf.Loader(rf.from_dataset(rows), 2))
+        ours, theirs = (list(rf.Loader(wrap(rows), 2)) for wrap in (rf.from_iterable, rf.from_dataset))
         assert content(ours) == content(theirs)
     nested = [{"x": number, "meta": {"y": [number, 1]}} for number in range(4)]
     (batch,) = rf.Loader(rf.from_iterable(nested), 4, tail="pad")
@@ -489,15 +472,11 @@ def test_an_error_of_a_stream_or_transform_is_raised_after_all_batches_before_it
     with pytest.raises(StreamError, match=r"(?s)the stream raised.*ValueError: a broken shard.*sample 5, epoch 0"):
         seen.extend(number for batch in loader for number in counted(batch))
     assert seen == [0, 1, 2, 3]
-    failing = feed(9, transform=failing_at_5, tail="drop", **engine)
-    seen: list[int] = []
+    failing = feed(9, transform=lambda row: {"x": row["x"] + 0 // (row["x"] - 5)}, tail="drop", **engine)
+    seen.clear()
     with pytest.raises(TransformError, match=r"(?s)ZeroDivisionError.*sample 5, rank 0, epoch 0, step 2"):
         seen.extend(number for batch in failing for number in counted(batch))
     assert seen == [0, 1, 2, 3]
-
-
-def failing_at_5(sample: dict[str, int]) -> dict[str, float]:
-    return {"x": sample["x"] + 0 * (1 // (sample["x"] - 5))}
 
 
 def dying(path: Path | None, sample: dict[str, int]) -> dict[str, int]:
@@ -518,13 +497,10 @@ def test_a_killed_worker_of_a_stream_loader_is_replaced_and_loses_no_sample(tmp_
         list(feed(20, transform=partial(dying, None), **options))
 
 
-def large(sample: dict[str, int]) -> dict[str, Any]:
-    return {"x": sample["x"], "y": np.zeros(1 << 18, np.uint8)}
-
-
 def test_large_stream_samples_sent_to_and_from_worker_processes_do_not_deadlock() -> None:
     stream = rf.from_iterable(lambda: ({"x": number, "raw": bytes(1 << 18)} for number in range(24)))
-    loader = rf.Loader(stream, 4, transform=large, num_workers=2, worker_kind="process")
+    options: dict[str, Any] = {"num_workers": 2, "worker_kind": "process"}
+    loader = rf.Loader(stream, 4, transform=lambda row: {"x": row["x"], "y": np.zeros(1 << 15)}, **options)
     assert [number for batch in loader for number in counted(batch)] == list(range(24))
 
 
@@ -625,14 +601,12 @@ def test_a_subclass_of_loader_reads_a_stream() -> None:
 
 
 def test_inspect_signature_of_loader_lists_its_arguments() -> None:
-    shown = inspect.signature(rf.Loader)
-    assert list(shown.parameters)[:3] == ["source", "batch_size", "shuffle"]
+    assert list(inspect.signature(rf.Loader).parameters)[:3] == ["source", "batch_size", "shuffle"]
 
 
 def test_invalid_or_mismatched_stream_states_raise_state_error() -> None:
     loader = feed(9)
-    it = iter(loader)
-    next(it)
+    next(it := iter(loader))
     next(it)
     state = loader.state_dict()
     assert copy.deepcopy(state) == json.loads(json.dumps(state))
@@ -679,20 +653,14 @@ def test_audit_of_a_padded_stream_loader_is_sound_and_counts_each_sample_once() 
 
 
 def test_a_pickled_stream_loader_keeps_its_position() -> None:
-    loader = feed_of_list()
+    loader = rf.Loader(rf.from_iterable([{"x": number} for number in range(9)]), 2, num_workers=1)
     next(it := iter(loader))
     next(it)
-    there = pickle.loads(pickle.dumps(loader))
-    assert there.state_dict() == loader.state_dict()
-
-
-def feed_of_list() -> Any:
-    return rf.Loader(rf.from_iterable([{"x": number} for number in range(9)]), 2, num_workers=1)
+    assert pickle.loads(pickle.dumps(loader)).state_dict() == loader.state_dict()
 
 
 def test_lines_of_a_text_file_used_as_a_stream_are_delivered_in_order(tmp_path: Path) -> None:
-    rng = random.Random(3)
-    lines = [str(rng.random()) for _ in range(50)]
+    lines = [str(number / 7) for number in range(50)]
     (tmp_path / "lines").write_text("\n".join(lines))
     for engine in ENGINES:
         loader = rf.Loader(rf.from_iterable(lambda: (tmp_path / "lines").open()), 7, **engine)

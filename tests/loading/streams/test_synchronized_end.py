@@ -40,9 +40,6 @@ class Table:
         self.meetings += 1
         self._heard = list(self._said)
 
-    def seat(self, rank: int) -> Seat:
-        return Seat(self, rank)
-
     def exchange(self, rank: int, value: Any) -> list[Any]:
         self._said[rank] = value
         self._barrier.wait(PATIENCE)
@@ -71,7 +68,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
         table = Table(ranks)
 
         def group(topology: rf.Topology, *, sharded: bool) -> Seat | None:
-            return table.seat(topology.rank) if ranks > 1 else None
+            return Seat(table, topology.rank) if ranks > 1 else None
 
         monkeypatch.setattr(stream_feed, "stream_group", group)
 
@@ -146,11 +143,11 @@ def resumed(together: Any, lengths: tuple[int, ...], batch: int, tail: Any, stop
     assert len({state for _, state in found}) == 1
     seen = Counter(number for batches, _ in found for rows in counted(batches) for number in rows)
     if tail == "pad":
-        assert steps == {max(-(-each // batch) for each in lengths)}
+        assert steps == {-(-max(lengths) // batch)}
         assert seen == everything(lengths)
     else:
-        assert steps == {min(each // batch for each in lengths)}
-        assert seen == everything(tuple(batch * min(each // batch for each in lengths) for _ in lengths))
+        assert steps == {min(lengths) // batch}
+        assert seen == everything((min(lengths) // batch * batch,) * len(lengths))
     return steps.pop()
 
 
@@ -172,10 +169,8 @@ def test_ranks_with_randomly_uneven_streams_take_equal_steps_and_resume_without_
         lengths = tuple(rng.randrange(40) for _ in range(rng.randrange(2, 5)))
         if any(lengths):
             batch, tail = rng.randrange(1, 5), rng.choice(["drop", "pad"])
-            steps = (
-                [each // batch for each in lengths] if tail == "drop" else [-(-each // batch) for each in lengths]
-            )
-            stop = rng.randrange(1 + (min(steps) if tail == "drop" else max(steps)))
+            steps = min(lengths) // batch if tail == "drop" else -(-max(lengths) // batch)
+            stop = rng.randrange(1 + steps)
             resumed(together, lengths, batch, tail, stop, num_workers=rng.randrange(3))
     print("\n400 uneven jobs of 2 to 4 ranks, each stopped and resumed: equal steps, none lost, none repeated")
 
