@@ -1,7 +1,5 @@
 """Memory is used again, and never while anything over it lives."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import threading
@@ -16,10 +14,6 @@ from rankfeed.columns.buffers import BufferPool
 
 FLOAT32 = np.dtype("float32")
 SHAPE = (256, 100)
-
-
-def address_of(pool: BufferPool) -> int:
-    return int(pool.allocate(SHAPE, FLOAT32).ctypes.data)
 
 
 def fill(pool: BufferPool, value: float) -> np.ndarray[Any, Any]:
@@ -55,9 +49,7 @@ def fill(pool: BufferPool, value: float) -> np.ndarray[Any, Any]:
     ],
     ids=range(21),
 )
-def test_a_slot_never_comes_back_while_anything_over_it_lives_and_does_afterwards(
-    hold: Callable[[Any], Any],
-) -> None:
+def test_memory_is_reused_only_after_every_object_that_refers_to_it_is_gone(hold: Callable[[Any], Any]) -> None:
     pool = BufferPool()
     array = fill(pool, 1)
     address = array.ctypes.data
@@ -72,17 +64,17 @@ def test_a_slot_never_comes_back_while_anything_over_it_lives_and_does_afterward
     assert address in [item.ctypes.data for item in again]
 
 
-def test_reuse_needs_no_garbage_collector() -> None:
+def test_memory_is_reused_while_the_garbage_collector_is_disabled() -> None:
     pool = BufferPool()
     gc.disable()
     try:
-        addresses = {address_of(pool) for _ in range(20)}
+        addresses = {fill(pool, 0).ctypes.data for _ in range(20)}
     finally:
         gc.enable()
     assert len(addresses) == 1
 
 
-def test_a_slot_outlives_its_pool() -> None:
+def test_an_array_keeps_its_values_after_its_buffer_pool_is_deleted() -> None:
     pool = BufferPool()
     array = fill(pool, 5)
     del pool
@@ -90,7 +82,7 @@ def test_a_slot_outlives_its_pool() -> None:
     assert (array == 5).all()
 
 
-def test_arrays_are_writable_contiguous_and_of_the_shape_and_dtype_asked_for() -> None:
+def test_allocated_arrays_are_writable_contiguous_and_of_the_requested_shape_and_dtype() -> None:
     pool = BufferPool()
     for shape in [(), (0,), (3,), (0, 5), (1000, 1000), (70_000,), (2, 3, 4)]:
         for dtype in ("uint8", "float64", "int16", "complex128", "bool"):
@@ -101,21 +93,21 @@ def test_arrays_are_writable_contiguous_and_of_the_shape_and_dtype_asked_for() -
             assert array.flags.aligned
 
 
-def test_buffers_are_shared_by_requests_of_about_one_size_only() -> None:
+def test_a_buffer_is_reused_for_a_smaller_request_and_not_for_a_larger_one() -> None:
     pool = BufferPool()
     address = pool.allocate((1 << 17,), np.dtype(np.uint8)).ctypes.data
     assert pool.allocate(((1 << 16) + 1,), np.dtype(np.uint8)).ctypes.data == address
     assert pool.allocate(((1 << 17) + 1,), np.dtype(np.uint8)).ctypes.data != address
 
 
-def test_only_a_few_free_buffers_are_kept() -> None:
+def test_a_buffer_pool_keeps_fewer_than_100_of_300_freed_buffers() -> None:
     pool = BufferPool()
     many = [fill(pool, 0) for _ in range(300)]
     del many
     assert sum(len(kept) for kept in pool._kept.values()) < 100
 
 
-def test_threads_never_get_the_same_slot_at_once() -> None:
+def test_threads_never_share_allocated_memory() -> None:
     pool, failures = BufferPool(), []
 
     def work(mark: int) -> None:
@@ -125,9 +117,9 @@ def test_threads_never_get_the_same_slot_at_once() -> None:
             array[:] = mark * 1000 + turn
             kept.append((mark * 1000 + turn, torch.from_numpy(array)[turn % 256 :]))
             if len(kept) > turn % 7:
-                number, tensor = kept.pop(turn % len(kept))
-                if not (tensor == number).all():
-                    failures.append(number)
+                value, tensor = kept.pop(turn % len(kept))
+                if not (tensor == value).all():
+                    failures.append(value)
 
     threads = [threading.Thread(target=work, args=(mark,)) for mark in range(4)]
     for thread in threads:
@@ -137,17 +129,17 @@ def test_threads_never_get_the_same_slot_at_once() -> None:
     assert failures == []
 
 
-def test_slots_freed_by_another_thread_come_back() -> None:
+def test_memory_freed_by_another_thread_is_reused() -> None:
     pool = BufferPool()
     box = [fill(pool, 1)]
     address = box[0].ctypes.data
     thread = threading.Thread(target=box.clear)
     thread.start()
     thread.join()
-    assert address_of(pool) == address
+    assert fill(pool, 2).ctypes.data == address
 
 
-def test_pickled_arrays_are_copies() -> None:
+def test_an_unpickled_array_does_not_share_memory_with_the_pool() -> None:
     pool = BufferPool()
     twin = pickle.loads(pickle.dumps(fill(pool, 4)))
     fill(pool, 9)

@@ -19,7 +19,7 @@ from rankfeed.columns.chunk_groups import by_chunk
 
 @pytest.mark.parametrize("library", ["native", "numpy"])
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=70).filter(any), draws=st.randoms())
-def test_each_id_is_found_in_its_chunk(library: str, sizes: list[int], draws: random.Random) -> None:
+def test_by_chunk_groups_each_row_id_under_its_chunk(library: str, sizes: list[int], draws: random.Random) -> None:
     starts = np.cumsum([0, *sizes])
     ids = np.array([draws.randrange(int(starts[-1])) for _ in range(draws.choice([0, 1, 3, 200]))], np.int64)
     with pytest.MonkeyPatch.context() as patch:
@@ -30,10 +30,10 @@ def test_each_id_is_found_in_its_chunk(library: str, sizes: list[int], draws: ra
         # Sources may pass any view.
         groups: Any = by_chunk(np.repeat(ids, 2)[::2], starts)
     result = {}
-    for number, rows, slots in groups:
+    for chunk, rows, slots in groups:
         for slot, row in zip(range(len(ids)) if slots is None else slots.tolist(), rows.tolist(), strict=True):
             assert slot not in result
-            result[slot] = number, row
+            result[slot] = chunk, row
     chunks = [bisect.bisect_right(starts.tolist(), row) - 1 for row in ids.tolist()]
     expected = [(chunk, row - int(starts[chunk])) for chunk, row in zip(chunks, ids.tolist(), strict=True)]
     assert [result[slot] for slot in range(len(ids))] == expected

@@ -18,24 +18,24 @@ INNER = st.sampled_from(INNERS)
 
 
 @st.composite
-def in_parts(draw: st.DrawFn) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def in_parts(draw: st.DrawFn) -> list[np.ndarray]:
     """The slots of a batch, split over parts in any order."""
     total = draw(st.integers(1, 12))
     slots = np.array(draw(st.permutations(range(total))), np.int64)
     cuts = sorted(draw(st.lists(st.integers(0, total), max_size=3)))
-    return [part for part in np.split(slots, cuts) if len(part)], [slots]
+    return [part for part in np.split(slots, cuts) if len(part)]
 
 
 @given(parts=in_parts(), inner=INNER, seed=st.integers(0, 99))
-def test_dense_rows_come_in_the_order_asked_for(parts: Any, inner: tuple[int, ...], seed: int) -> None:
+def test_dense_rows_from_parts_are_gathered_in_batch_order(parts: Any, inner: tuple[int, ...], seed: int) -> None:
     rng = np.random.default_rng(seed)
     made, expected = [], {}
-    for slots in parts[0]:
+    for slots in parts:
         values = rng.integers(0, 100, (9, *inner))
         rows = rng.integers(0, 9, len(slots))
         made.append(RowPointers.into(values, rows, np.ones_like(rows)))
         expected |= {int(slot): values[row] for slot, row in zip(slots, rows, strict=True)}
-    column = column_from_parts(Field("dense", "int64", inner), made, parts[0])
+    column = column_from_parts(Field("dense", "int64", inner), made, parts)
     assert isinstance(column, Dense)
     gathered = column.gather()
     assert len(gathered) == len(expected)
@@ -44,17 +44,17 @@ def test_dense_rows_come_in_the_order_asked_for(parts: Any, inner: tuple[int, ..
 
 
 @given(parts=in_parts(), inner=INNER, seed=st.integers(0, 99))
-def test_ragged_rows_compact_and_pad_alike(parts: Any, inner: tuple[int, ...], seed: int) -> None:
+def test_ragged_rows_from_parts_are_compacted_and_padded(parts: Any, inner: tuple[int, ...], seed: int) -> None:
     rng = np.random.default_rng(seed)
     made, expected = [], {}
-    for slots in parts[0]:
+    for slots in parts:
         values = rng.random((20, *inner))
         starts = rng.integers(0, 15, len(slots))
         lengths = rng.integers(0, 5, len(slots))
         made.append(RowPointers.into(values, starts, lengths))
         for slot, start, length in zip(slots.tolist(), starts, lengths, strict=True):
             expected[slot] = values[start : start + length]
-    column = column_from_parts(Field("ragged", "float64", inner), made, parts[0])
+    column = column_from_parts(Field("ragged", "float64", inner), made, parts)
     assert isinstance(column, Ragged)
     values, offsets = column.compact()
     padded = column.pad()
@@ -69,11 +69,8 @@ def test_ragged_rows_compact_and_pad_alike(parts: Any, inner: tuple[int, ...], s
 @pytest.mark.parametrize("longest", [0, 1, 7, 200, pytest.param(3000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("in_order", [False, True])
-def test_many_ragged_rows_are_padded_as_one_by_one(
-    inner: tuple[int, ...], longest: int, parts: int, in_order: bool
-) -> None:
-    rng = np.random.default_rng(longest)
-    count = 300
+def test_padding_keeps_each_of_300_ragged_rows(inner: Any, longest: int, parts: int, in_order: bool) -> None:
+    rng, count = np.random.default_rng(longest), 300
     order = np.arange(count) if in_order else rng.permutation(count)
     slots = [None] if parts == 1 else np.array_split(order, parts)
     made, expected = [], {}
@@ -101,10 +98,10 @@ def test_many_ragged_rows_are_padded_as_one_by_one(
     inner=st.sampled_from([(), (2,), (0,)]),
     multiple=st.integers(1, 4),
 )
-def test_intervals_of_ragged_rows_are_padded_as_each_alone(
+def test_pad_steps_pads_each_interval_of_rows_as_pad_does_for_that_interval(
     lengths: list[int], cuts: set[int], inner: tuple[int, ...], multiple: int
 ) -> None:
-    rows = [np.full((length, *inner), 1 + number) for number, length in enumerate(lengths)]
+    rows = [np.full((length, *inner), 1 + index) for index, length in enumerate(lengths)]
     column = Ragged.of(rows)
     edges = [0, *sorted(cut for cut in cuts if cut < len(rows)), len(rows)]
     padded = column.pad_steps(edges, multiple=multiple)
@@ -114,15 +111,14 @@ def test_intervals_of_ragged_rows_are_padded_as_each_alone(
 
 
 @given(st.lists(st.text(max_size=4)))
-def test_text_comes_back(rows: list[str]) -> None:
+def test_a_column_of_texts_returns_equal_texts(rows: list[str]) -> None:
     assert Bytes.of(rows).rows() == rows
 
 
-def test_damaged_text_is_an_error_of_ours() -> None:
+def test_invalid_utf8_in_a_column_of_texts_raises_corrupt_error() -> None:
     pointers = RowPointers.into(np.array([0xC3], np.uint8), np.array([0]), np.array([1]))
-    column = Bytes(pointers, Field("str"))
     with pytest.raises(CorruptError, match="UTF-8"):
-        column.rows()
+        Bytes(pointers, Field("str")).rows()
 
 
 @pytest.mark.parametrize(
@@ -135,6 +131,6 @@ def test_damaged_text_is_an_error_of_ours() -> None:
         [{"x": np.array([{}], object)}],
     ],
 )
-def test_samples_that_share_no_columns_are_refused(samples: list[dict[str, Any]]) -> None:
+def test_columns_from_unequal_or_unsupported_samples_raise_argument_error(samples: list[dict[str, Any]]) -> None:
     with pytest.raises(ArgumentError):
         Columns.from_samples(samples)

@@ -43,7 +43,13 @@ def rows_in_memory(draw: st.DrawFn) -> tuple[Any, RowPointers]:
     return values, RowPointers.into(values, starts, lengths)
 
 
-def test_a_pickled_copy_reads_its_own_memory() -> None:
+@pytest.fixture(params=["native", "numpy"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "numpy":
+        monkeypatch.setattr(pointers, "native_library", lambda: None)
+
+
+def test_pickled_row_pointers_read_a_copy_of_the_memory() -> None:
     values = np.arange(4000)
     rows = RowPointers.into(values, np.arange(0, 4000, 40), np.full(100, 40)).slice(0, 50)
     rows.copy_padded(np.empty((50, 40), np.int64))
@@ -78,10 +84,8 @@ def test_rows_are_copied_padded_and_joined(case: tuple[Any, RowPointers], extra:
     assert joined.tobytes() == b"".join(item.tobytes() + behind for item in expected)
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_rows_of_several_arrays_in_any_order(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not native:
-        monkeypatch.setattr(pointers, "native_library", lambda: None)
+@pytest.mark.usefixtures("library")
+def test_rows_of_several_arrays_are_copied_in_any_order_and_rows_outside_raise_index_error() -> None:
     one, two = np.arange(6).reshape(3, 2), np.arange(6, 12).reshape(3, 2)
     parts = [RowPointers.into(item, np.array([2, 0]), np.ones(2, np.int64)) for item in (one, two)]
     rows = RowPointers.join(parts, [np.array([0, 3]), np.array([2, 1])])
@@ -99,18 +103,13 @@ def test_rows_of_several_arrays_in_any_order(native: bool, monkeypatch: pytest.M
             outside.copy_rows(out)
         with pytest.raises(IndexError, match="not within"):
             outside.content()
-    long = RowPointers.into(one, np.array([0, 0]), np.array([1, 3]))
     with pytest.raises(IndexError):
-        long.copy_rows(np.zeros((2, 2), np.int64))
+        RowPointers.into(one, np.array([0, 0]), np.array([1, 3])).copy_rows(np.zeros((2, 2), np.int64))
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("lengths", [(900, -890), (1, 900, -890), (900, *[1 << 62] * 3, (1 << 62) - 890)])
-def test_damaged_lengths_do_not_write_outside_of_the_batch(
-    lengths: tuple[int, ...], native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not native:
-        monkeypatch.setattr(pointers, "native_library", lambda: None)
+def test_damaged_lengths_raise_index_error_and_write_nothing_outside_the_batch(lengths: tuple[int, ...]) -> None:
     rows = RowPointers.into(np.ones(1000, np.uint8), np.zeros(len(lengths), np.int64), np.array(lengths))
     offsets = np.append(0, np.cumsum(rows.lengths))
     batch = np.zeros(1000, np.uint8)
@@ -122,22 +121,17 @@ def test_damaged_lengths_do_not_write_outside_of_the_batch(
 def _rows_of(path: Path, count: int) -> RowPointers:
     data = map_file(path)
     size = len(data) // count
-    starts = np.arange(count) * size
-    return RowPointers.into(data, starts, np.full(count, size), lambda row: f"{path.name}, row {row}")
+    lengths = np.full(count, size)
+    return RowPointers.into(data, np.arange(count) * size, lengths, lambda row: f"{path.name}, row {row}")
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("left", [PAGE, PAGE + 7, 4 * PAGE - 1, 0])
-def test_a_truncated_file_is_an_error(
-    left: int, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not native:
-        monkeypatch.setattr(pointers, "native_library", lambda: None)
+def test_copying_rows_of_a_truncated_file_raises_corrupt_error(left: int, tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "ab"]
     for path in paths:
         path.write_bytes(b"x" * 4 * PAGE)
-    parts = [_rows_of(path, 8) for path in paths]
-    rows = RowPointers.join(parts, [np.arange(8), np.arange(8) + 8])
+    rows = RowPointers.join([_rows_of(path, 8) for path in paths], [np.arange(8), np.arange(8) + 8])
     out = np.zeros((16, 4 * PAGE), np.uint8)
     rows.copy_padded(out)
     os.truncate(paths[1], left)
@@ -152,7 +146,7 @@ def test_a_truncated_file_is_an_error(
 
 
 @pytest.mark.skipif(native_library() is None, reason="needs the native library")
-def test_threads_that_copy_other_files_are_not_disturbed(tmp_path: Path) -> None:
+def test_a_truncated_file_raises_corrupt_error_only_in_threads_that_copy_from_it(tmp_path: Path) -> None:
     for name in "abcd":
         (tmp_path / name).write_bytes(b"x" * 64 * PAGE)
     rows = {name: _rows_of(tmp_path / name, 64) for name in "abcd"}
@@ -181,12 +175,12 @@ from rankfeed.columns.pointers import RowPointers
 order = sys.argv[1]
 if order == "before":
     faulthandler.enable()
-values = np.arange(10)
-RowPointers.into(values, np.arange(10), np.ones(10, np.int64)).copy_rows(np.zeros(10, np.int64))
+rows = RowPointers.into(np.arange(10), np.arange(10), np.ones(10, np.int64))
+rows.copy_rows(np.zeros(10, np.int64))
 if order in ("after", "between", "disabled"):
     faulthandler.enable()
 if order in ("between", "disabled"):
-    RowPointers.into(values, np.arange(10), np.ones(10, np.int64)).copy_rows(np.zeros(10, np.int64))
+    rows.copy_rows(np.zeros(10, np.int64))
 if order == "disabled":
     faulthandler.disable()
 with open(sys.argv[2], "wb") as file:
@@ -199,7 +193,7 @@ data[50000]
 
 
 @pytest.mark.parametrize("order", ["before", "after", "between", "disabled", "never"])
-def test_a_bus_error_elsewhere_is_that_of_the_process(order: str, tmp_path: Path) -> None:
+def test_a_bus_error_outside_a_copy_of_rows_ends_the_process_with_sigbus(order: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", OTHER_FAULT, order, str(tmp_path / "file")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == -7
@@ -207,13 +201,10 @@ def test_a_bus_error_elsewhere_is_that_of_the_process(order: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "process"}])
-def test_a_shard_that_is_truncated_in_the_middle_of_an_epoch_is_an_error(
-    workers: dict[str, Any], tmp_path: Path
-) -> None:
+def test_truncating_a_shard_during_an_epoch_raises_corrupt_error(workers: dict[str, Any], tmp_path: Path) -> None:
     samples = ({"x": np.full(1000, 1 + row, np.int32)} for row in range(4000))
     source = rf.write(samples, tmp_path / "data", progress=False, key="a")
-    loader = rf.Loader(source, 8, shuffle=True, **workers)
-    iterator = iter(loader)
+    iterator = iter(rf.Loader(source, 8, shuffle=True, **workers))
     for _ in range(3):
         next(iterator)
     (shard,) = (tmp_path / "data").glob("*.arrow")
@@ -226,7 +217,7 @@ def test_a_shard_that_is_truncated_in_the_middle_of_an_epoch_is_an_error(
 
 @pytest.mark.soak
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_the_native_library_under_address_sanitizer(tmp_path: Path) -> None:
+def test_address_sanitizer_finds_no_error_in_the_native_library_while_it_copies_rows(tmp_path: Path) -> None:
     package = tmp_path / "rankfeed"
     shutil.copytree(Path(rf.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     source = package / "_util" / "_native.c"
@@ -259,7 +250,7 @@ def test_the_native_library_under_address_sanitizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_byte_string_longer_than_32_bits_count_is_copied_as_a_whole() -> None:
+def test_a_byte_string_longer_than_4_gib_is_copied_completely() -> None:
     size = (1 << 32) + 5  # pages of zeros that are only read take no memory; the copy takes 4 GiB
     values = np.zeros(size, np.uint8)
     assert [len(item) for item in RowPointers.into(values, np.array([0]), np.array([size])).content()] == [size]

@@ -28,10 +28,10 @@ def write_lance(folder: Path, rows: Samples, **options: Any) -> None:
     path = str(folder / "data.lance")
     # Twelve rows more than wanted, in two places, are written and deleted again.
     surplus = [{**row, "y": np.int64(-1)} for row in rows[:12]]
-    for number, piece in enumerate(pieces(rows)):
-        extra = {0: surplus[:5], 2: surplus[5:]}.get(number, [])
+    for index, piece in enumerate(pieces(rows)):
+        extra = {0: surplus[:5], 2: surplus[5:]}.get(index, [])
         mixed = [*piece[:7], *extra, *piece[7:]]
-        lance.write_dataset(table(mixed), path, mode="append" if number else "create", **options)
+        lance.write_dataset(table(mixed), path, mode="append" if index else "create", **options)
     lance.dataset(path).delete("y = -1")
 
 
@@ -50,40 +50,47 @@ def read_lance(folder: Path) -> Samples:
 # WebDataset: tar files of 25 samples and one of 3.
 
 
-def write_webdataset(folder: Path, rows: Samples, first: int = 0, suffix: str = ".tar") -> None:
-    import webdataset as wds
+def tar_writer(
+    members: Callable[[dict[str, Any]], dict[str, Any]], first: int = 0, suffix: str = ".tar"
+) -> Callable[[Path, Samples], None]:
+    def write(folder: Path, rows: Samples) -> None:
+        import webdataset as wds
 
-    with wds.ShardWriter(
-        f"{folder}/shard-%03d{suffix}", maxcount=25, verbose=0, start_shard=first, mtime=1.0
-    ) as writer:
-        for row in rows:
-            content = {"cls": int(row["y"]), "v.npy": row["v"], "x.npy": row["x"], "tokens.npy": row["tokens"]}
-            writer.write({"__key__": f"{row['y']:06d}", **content, "txt": row["text"], "raw.bin": row["raw"]})
+        shards = f"{folder}/shard-%03d{suffix}"
+        with wds.ShardWriter(shards, maxcount=25, verbose=0, start_shard=first, mtime=1.0) as writer:
+            for row in rows:
+                writer.write({"__key__": f"{row['y']:06d}", "cls": int(row["y"]), **members(row)})
+
+    return write
 
 
-def read_tar(folder: Path, pattern: str = "*.tar") -> Samples:
+def arrays_of(row: dict[str, Any]) -> dict[str, Any]:
+    arrays = {f"{name}.npy": row[name] for name in ("v", "x", "tokens")}
+    return {**arrays, "txt": row["text"], "raw.bin": row["raw"]}
+
+
+def read_tar(folder: Path, pattern: str = "*.tar", decode: bool = True) -> Samples:
+    """Samples of tars, decoded or with the files in them as bytes."""
     import webdataset as wds
 
     shards = sorted(map(str, folder.glob(pattern)))
-    decoded = wds.WebDataset(shards, shardshuffle=False, empty_check=False).decode()
-    return [
-        {
-            name: np.int64(value) if isinstance(value, int) else value
-            for name, value in sample.items()
-            if name not in ("__url__", "__local_path__")
-        }
-        for sample in decoded
+    dataset = wds.WebDataset(shards, shardshuffle=False, empty_check=False)
+    hidden = ("__url__", "__local_path__")
+    samples = [
+        {name: value for name, value in sample.items() if name not in hidden}
+        for sample in (dataset.decode() if decode else dataset)
     ]
+    return [{**sample, "cls": np.int64(sample["cls"])} for sample in samples]
 
 
 # Parquet: a folder by hive partitions with row groups of unequal sizes; and one file, compressed, with checksums.
 
 
 def write_hive(folder: Path, rows: Samples) -> None:
-    for number, piece in enumerate(pieces(rows)):
-        part = folder / f"part={number}"
+    for index, piece in enumerate(pieces(rows)):
+        part = folder / f"part={index}"
         part.mkdir()
-        pq.write_table(table(piece), part / "data.parquet", row_group_size=11 + number)
+        pq.write_table(table(piece), part / "data.parquet", row_group_size=11 + index)
 
 
 def append_hive(folder: Path, rows: Samples) -> None:
@@ -236,22 +243,9 @@ def pixels(data: bytes) -> Any:
     return np.array(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
-def tar_writer(members: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path, Samples], None]:
-    def write(folder: Path, rows: Samples) -> None:
-        import webdataset as wds
-
-        with wds.ShardWriter(f"{folder}/shard-%03d.tar", maxcount=40, verbose=0, mtime=1.0) as writer:
-            for row in rows:
-                writer.write({"__key__": f"{row['y']:06d}", "cls": int(row["y"]), **members(row)})
-
-    return write
-
-
 def images_of(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: image_file(row, kind)
-        for name, kind in {"png": "PNG", "jpg": "JPEG", "gif": "GIF", "tif": "TIFF", "webp": "WEBP"}.items()
-    }
+    kinds = {"png": "PNG", "jpg": "JPEG", "gif": "GIF", "tif": "TIFF", "webp": "WEBP"}
+    return {name: image_file(row, kind) for name, kind in kinds.items()}
 
 
 def sounds_of(row: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +255,7 @@ def sounds_of(row: dict[str, Any]) -> dict[str, Any]:
 def read_tar_images(folder: Path) -> Samples:
     return [
         {name: value if name in ("__key__", "cls") else pixels(value) for name, value in row.items()}
-        for row in _encoded(folder)
+        for row in read_tar(folder, decode=False)
     ]
 
 
@@ -269,28 +263,13 @@ def read_tar_sounds(folder: Path) -> Samples:
     import soundfile
 
     result = []
-    for row in _encoded(folder):
+    for row in read_tar(folder, decode=False):
         sample = {"__key__": row.pop("__key__"), "cls": row.pop("cls")}
         for name, value in row.items():
             samples, rate = soundfile.read(io.BytesIO(value), dtype="float32", always_2d=True)
             sample |= {name: samples, f"{name}.rate": np.int64(rate)}
         result.append(sample)
     return result
-
-
-def _encoded(folder: Path) -> Samples:
-    """Samples of tars, files in them as bytes."""
-    import webdataset as wds
-
-    shards = sorted(str(path) for path in folder.glob("*.tar"))
-    return [
-        {
-            name: np.int64(value) if name == "cls" else value
-            for name, value in sample.items()
-            if name not in ("__url__", "__local_path__")
-        }
-        for sample in wds.WebDataset(shards, shardshuffle=False, empty_check=False)
-    ]
 
 
 def write_hf_files(folder: Path, rows: Samples) -> None:
@@ -334,11 +313,10 @@ def write_mds_images(folder: Path, rows: Samples) -> None:
 
 
 def write_csv(folder: Path, rows: Samples) -> None:
-    for number, piece in enumerate((rows[:60], rows[60:])):
-        flat = [
-            {"y": row["y"], "f": float(row["v"][0]), "flag": row["flag"], "text": row["text"]} for row in piece
-        ]
-        pyarrow.csv.write_csv(pa.Table.from_pylist(flat), folder / f"{number}.csv")
+    for index, piece in enumerate((rows[:60], rows[60:])):
+        scalars = table(piece).select(["y", "flag", "text"])
+        first = pa.array([float(row["v"][0]) for row in piece])
+        pyarrow.csv.write_csv(scalars.add_column(1, "f", first), folder / f"{index}.csv")
 
 
 def read_csv(folder: Path) -> Samples:
@@ -350,8 +328,8 @@ def write_jsonl(folder: Path, rows: Samples) -> None:
 
     names = ["y", "flag", "v", "tokens", "text"]
     # Lists that are empty in every row of a file would have no type.
-    for number, piece in enumerate((rows[:60], rows[60:])):
-        polars.from_arrow(table(piece).select(names)).write_ndjson(folder / f"{number}.jsonl")
+    for index, piece in enumerate((rows[:60], rows[60:])):
+        polars.from_arrow(table(piece).select(names)).write_ndjson(folder / f"{index}.jsonl")
 
 
 def read_jsonl(folder: Path) -> Samples:
@@ -371,17 +349,13 @@ def write_packed(folder: Path, rows: Samples) -> None:
 
 
 def read_packed(folder: Path) -> Samples:
-    result: Samples = []
-    for path in sorted((folder / "packed").glob("*.arrow")):
-        with pa.OSFile(str(path)) as file:
-            result += rows_of(pa.ipc.open_file(file).read_all())
-    return [{**row, "flag": np.bool_(row["flag"])} for row in result]  # Arrow's bits are no numpy array
+    rows = arrow_reader(".arrow", stream=False)(folder / "packed")
+    return [{**row, "flag": np.bool_(row["flag"])} for row in rows]  # Arrow's bits are no numpy array
 
 
 def write_npz(folder: Path, rows: Samples) -> None:
     for row in rows:
-        arrays = {name: row[name] for name in ("y", "flag", "v", "x", "tokens")}
-        np.savez(folder / f"{row['y']}.npz", **arrays)
+        np.savez(folder / f"{row['y']}.npz", **{name: row[name] for name in ("y", "flag", "v", "x", "tokens")})
 
 
 def read_npz(folder: Path) -> Samples:

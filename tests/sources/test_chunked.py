@@ -5,7 +5,6 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,22 +75,20 @@ def check(source: Squares, ids: list[int]) -> None:
     kind=st.sampled_from([Squares, Taking]),
     data=st.data(),
 )
-def test_every_row_is_right_in_any_order_and_whatever_is_kept(
-    rows: list[int], cache: int, kind: type[Squares], data: st.DataObject
-) -> None:
+def test_rows_are_correct_for_any_cache_size(rows: list[int], cache: int, kind: type[Squares], data: Any) -> None:
     source = kind(rows, cache)
     for _ in range(4):
         check(source, data.draw(st.lists(st.integers(0, sum(rows) - 1), min_size=1, max_size=30)))
 
 
-def test_a_chunk_is_decoded_once_if_it_fits_the_cache() -> None:
+def test_each_chunk_is_decoded_once_if_all_fit_the_cache() -> None:
     source = Squares([5] * 20)
     for item in np.random.default_rng(0).permutation(100).reshape(-1, 4).tolist():
         check(source, item)
     assert Counter(source.decoded) == Counter(range(20))
 
 
-def test_the_cache_stays_within_its_limit() -> None:
+def test_the_chunk_cache_never_exceeds_cache_bytes() -> None:
     source = Squares([100] * 20, cache_bytes=4000)
     for start in range(0, 2000, 50):
         source.fetch(range(start, start + 50), ["x"])
@@ -100,7 +97,7 @@ def test_the_cache_stays_within_its_limit() -> None:
 
 
 @pytest.mark.parametrize("order", [{"shuffle": "global"}, {"shuffle": "window", "window": 300, "lanes": 8}])
-def test_living_chunks_are_kept_and_the_other_rows_taken_singly(order: dict[str, Any]) -> None:
+def test_shuffled_epochs_with_half_of_the_data_cached_rarely_decode_a_chunk_again(order: dict[str, Any]) -> None:
     source = Taking([100] * 50, cache_bytes=20_000)  # half of 50 chunks of 800 bytes
     loader = rf.Loader(source, 8, columns=["x"], id_column="id", topology=rf.Topology(), **order)
     for _ in range(2):
@@ -109,7 +106,7 @@ def test_living_chunks_are_kept_and_the_other_rows_taken_singly(order: dict[str,
     assert source.taken < 8000
 
 
-def test_chunks_that_were_read_completely_are_evicted_first() -> None:
+def test_chunks_read_completely_by_an_epoch_are_evicted_first_and_decoded_once() -> None:
     source = Taking([100] * 50, cache_bytes=4000)
     for _ in rf.Loader(source, 8, columns=["x"], topology=rf.Topology()):
         pass
@@ -118,38 +115,37 @@ def test_chunks_that_were_read_completely_are_evicted_first() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_chunks_that_a_batch_reads_completely_are_evicted_first() -> None:
+def test_chunks_read_completely_by_one_batch_are_evicted_first_and_decoded_once() -> None:
     source = Squares([10] * 200, cache_bytes=2000)
     for first in range(0, 2000, 25):
         check(source, [*range(first, first + 25)])
     assert Counter(source.decoded) == Counter(range(200))
 
 
-def test_chunks_of_which_another_worker_reads_the_rest_are_evicted_too() -> None:
+def test_chunks_of_which_another_worker_reads_half_are_evicted() -> None:
     source = Taking([100] * 50, cache_bytes=8000)
     for start in range(0, 5000, 16):  # every other batch, as one of two worker processes reads
         source.fetch(range(start, start + 8), ["x"])
     assert source.taken < 500
 
 
-def test_an_order_that_the_cache_is_too_small_for_is_told_once() -> None:
+def test_a_cache_too_small_for_a_global_shuffle_causes_one_warning() -> None:
     source = Squares([100] * 50, cache_bytes=4000)
-    with pytest.warns(UserWarning, match=r"cache_bytes=4000[\s\S]*window=") as told:
+    with pytest.warns(UserWarning, match=r"cache_bytes=4000[\s\S]*window=") as warned:
         for _ in rf.Loader(source, 8, columns=["x"], shuffle="global", topology=rf.Topology()):
             pass
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
-def test_threads_decode_a_chunk_once_and_get_the_same_rows() -> None:
+def test_threads_decode_each_chunk_once_and_get_correct_rows() -> None:
     source = Squares([50] * 4)
+    orders = [np.random.default_rng(seed).permutation(200).tolist() for seed in range(40)]
     with ThreadPoolExecutor(8) as pool:
-        list(
-            pool.map(lambda seed: check(source, np.random.default_rng(seed).permutation(200).tolist()), range(40))
-        )
+        list(pool.map(lambda order: check(source, order), orders))
     assert Counter(source.decoded) == Counter(range(4))
 
 
-def test_what_is_expected_is_there_when_it_is_read() -> None:
+def test_expected_chunks_are_decoded_before_they_are_fetched() -> None:
     source = Squares([5] * 4)
     source.expect([6, 1], None)
     source._cache._pool.shutdown(wait=True)  # type: ignore[union-attr]
@@ -158,7 +154,7 @@ def test_what_is_expected_is_there_when_it_is_read() -> None:
     assert Counter(source.decoded) == Counter([0, 1])
 
 
-def test_no_more_is_decoded_ahead_than_fits_though_the_size_of_a_chunk_is_not_known_yet() -> None:
+def test_no_more_chunks_are_decoded_ahead_than_fit_the_cache() -> None:
     source = Squares([100] * 16, cache_bytes=2000)
     source.expect(range(0, 1600, 100), ["x"])
     until(lambda: not source._cache._pending)
@@ -166,14 +162,14 @@ def test_no_more_is_decoded_ahead_than_fits_though_the_size_of_a_chunk_is_not_kn
     assert len(source.decoded) <= 2
 
 
-def test_what_is_expected_before_the_size_of_a_chunk_is_known_is_decoded_as_soon_as_it_is() -> None:
+def test_all_expected_chunks_are_decoded_ahead_if_they_fit_the_cache() -> None:
     source = Squares([5] * 8)
     source.expect(range(0, 40, 5))
     until(lambda: len(source.decoded) == 8)
     assert Counter(source.decoded) == Counter(range(8))
 
 
-def test_an_error_reaches_everybody_who_waits_for_the_chunk() -> None:
+def test_an_error_of_loading_a_chunk_is_raised_in_every_thread_that_waits_for_it() -> None:
     cache, waiting = ChunkCache(1 << 20), threading.Barrier(4)
 
     def load(index: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
@@ -189,7 +185,7 @@ def test_an_error_reaches_everybody_who_waits_for_the_chunk() -> None:
         assert list(pool.map(ask, range(4))) == ["no such chunk\n  where: chunk 3"] * 4
 
 
-def test_a_damaged_chunk_met_ahead_of_need_is_told_when_it_is_needed() -> None:
+def test_a_damaged_chunk_decoded_ahead_raises_only_when_it_is_fetched() -> None:
     source = Squares([5] * 4, bad=2)
     source.expect([11])
     source._cache._pool.shutdown(wait=True)  # type: ignore[union-attr]
@@ -203,7 +199,7 @@ def _finds(cache: ChunkCache, queue: Any) -> None:
         queue.put(list(pool.map(lambda index: cache.find([(index, ())], [1]), range(4))))
 
 
-def test_threads_of_a_child_go_on_though_the_parent_held_the_lock() -> None:
+def test_threads_of_a_forked_child_use_the_cache_whose_lock_the_parent_holds() -> None:
     cache, context = ChunkCache(100), multiprocessing.get_context("fork")
     queue = context.Queue()
     child = context.Process(target=_finds, args=(cache, queue))
@@ -215,35 +211,29 @@ def test_threads_of_a_child_go_on_though_the_parent_held_the_lock() -> None:
     assert child.exitcode == 0
 
 
-def test_a_loader_tells_the_source_what_comes(tmp_path: Path) -> None:
+def test_a_loader_calls_expect_with_the_ids_in_the_order_of_reading() -> None:
     source = Squares([10] * 10)
-    told: list[int] = []
-    source.expect = lambda ids, columns=None: told.extend(ids)  # type: ignore[method-assign]
-    ids = [
-        row
-        for batch in rf.Loader(
-            source, 5, shuffle="window", window=10, lanes=2, id_column="id", topology=rf.Topology()
-        )
-        for row in batch["id"].tolist()
-    ]
+    expected: list[int] = []
+    source.expect = lambda ids, columns=None: expected.extend(ids)  # type: ignore[method-assign]
+    loader = rf.Loader(source, 5, shuffle="window", window=10, lanes=2, id_column="id", topology=rf.Topology())
+    ids = [row for batch in loader for row in batch["id"].tolist()]
     assert Counter(ids) == Counter(range(100))
-    assert told == ids  # in the order in which they are read, from the first on
+    assert expected == ids
 
 
-class Wide(Squares):
-    """As before, of data that are larger than what is kept."""
+def wide(data_bytes: int) -> Squares:
+    """A source whose data may be larger than what is kept."""
+    source = Squares([100] * 50)
+    source.decoded_bytes = data_bytes
+    source._init_chunks([100] * 50)
+    return source
 
-    def __init__(self, data_bytes: int) -> None:
-        super().__init__([100] * 50)
-        self.decoded_bytes = data_bytes
-        self._init_chunks([100] * 50)
 
-
-def test_a_window_that_nobody_chose_suits_data_larger_than_the_cache() -> None:
+def test_the_default_window_suits_the_cache_for_data_larger_than_it() -> None:
     def window(source: rf.Source, **options: Any) -> Any:
         return rf.Loader(source, 8, topology=rf.Topology(), **options).plan.describe().get("window")
 
-    small, large = Wide(1 << 20), Wide(100 << 30)
+    small, large = wide(1 << 20), wide(100 << 30)
     assert window(small, shuffle=True) is None  # a global shuffle
     chosen = window(large, shuffle=True)
     assert 1 <= chosen <= 100

@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.sources.numbers import Numbers
 from tests.support.tables import write_table
 from tests.support.values import plain, samples_of
 
 import rankfeed as rf
-from rankfeed.columns.columns import Column, Columns, Dense, Ragged
+from rankfeed.columns.columns import Column, Dense, Ragged
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.concat import agreed_fields, concat_columns
@@ -33,41 +34,12 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, rf.Source]:
     return {name: rf.write(rows, folder / name, shard_bytes=800, progress=False) for name, rows in cuts.items()}
 
 
-class Watched(rf.Source):
-    """A source that counts what is asked of it."""
-
-    def __init__(self, source: rf.Source, **attributes: Any) -> None:
-        self.source = source
-        self.fetched: list[list[int]] = []
-        self.expected: list[tuple[list[int], Any]] = []
-        self.__dict__.update(attributes)
-
-    @property
-    def blocks(self) -> Any:
-        return self.source.blocks
-
-    @property
-    def fields(self) -> Any:
-        return self.source.fields
-
-    @property
-    def fingerprint(self) -> str:
-        return self.source.fingerprint
-
-    def fetch(self, sample_ids: Any, columns: Any = None) -> Columns:
-        self.fetched.append(np.asarray(sample_ids).tolist())
-        return self.source.fetch(sample_ids, columns)
-
-    def expect(self, sample_ids: Any, columns: Any = None) -> None:
-        self.expected.append((np.asarray(sample_ids).tolist(), columns))
-
-
 def numbers(*values: Any, dtype: Any = np.int64, name: str = "x") -> rf.Source:
     return rf.from_dataset([{name: np.asarray(value, dtype)} for value in values])
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_every_sample_of_each_source_in_the_order_given(parts: dict[str, rf.Source], named: bool) -> None:
+def test_concat_has_all_samples_of_its_sources_in_order(parts: dict[str, rf.Source], named: bool) -> None:
     source = rf.concat(parts if named else list(parts.values()))
     assert len(source) == 90
     assert source.starts.tolist() == [0, 40, 41, 90]
@@ -81,20 +53,20 @@ def test_every_sample_of_each_source_in_the_order_given(parts: dict[str, rf.Sour
 
 
 @given(ids=st.lists(st.integers(0, 89), min_size=1, max_size=40))
-def test_each_source_is_asked_once_for_a_batch_and_told_what_comes(
-    parts: dict[str, rf.Source], ids: list[int]
-) -> None:
-    watched = {name: Watched(part) for name, part in parts.items()}
-    source = rf.concat(watched)
-    assert source.fetch(ids, ["y"])["y"].gather().tolist() == ids  # type: ignore[attr-defined]
-    source.expect(ids, ["y"])
-    for name, start, stop in (("a", 0, 40), ("b", 40, 41), ("c", 41, 90)):
+def test_concat_fetches_and_expects_the_ids_of_each_source_in_one_call(ids: list[int]) -> None:
+    sources = [Numbers(40), Numbers(1), Numbers(49)]
+    both = rf.concat(sources)
+    values = both.fetch(ids, ["x"])["x"].gather().tolist()  # type: ignore[attr-defined]
+    assert values == [sample_id - max(start for start in (0, 40, 41) if start <= sample_id) for sample_id in ids]
+    both.expect(ids, ["x"])
+    for source, start, stop in zip(sources, (0, 40, 41), (40, 41, 90), strict=True):
         own = [sample_id - start for sample_id in ids if start <= sample_id < stop]
-        assert watched[name].fetched == ([own] if own else [])
-        assert watched[name].expected == ([(own, ["y"])] if own else [])
+        assert source.ids_read == own
+        assert source.columns_read == ([["x"]] if own else [])
+        assert source.expected == ([(own, ["x"])] if own else [])
 
 
-def test_dense_and_ragged_columns_make_a_ragged_one_whatever_is_in_a_batch() -> None:
+def test_a_dense_and_a_ragged_source_have_ragged_columns_in_every_batch() -> None:
     dense = rf.from_dataset([{"array": row} for row in np.arange(24, dtype=np.float32).reshape(4, 3, 2)])
     ragged = rf.from_dataset([{"array": np.full((n, 2), n, np.float32)} for n in (1, 5, 0, 2)])
     source = rf.concat([dense, ragged])
@@ -111,17 +83,14 @@ def test_dense_and_ragged_columns_make_a_ragged_one_whatever_is_in_a_batch() -> 
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("swapped", [False, True])
-def test_files_of_any_memory_layout_and_byte_order_meet_in_a_batch(
-    order: Any, swapped: bool, tmp_path: Path
-) -> None:
+def test_concat_reads_npy_files_of_any_memory_and_byte_order(order: Any, swapped: bool, tmp_path: Path) -> None:
     one = np.arange(30, dtype=np.int32).reshape(5, 3, 2)
     kind = one.dtype.newbyteorder("S" if swapped else "=")
     np.save(tmp_path / "one.npy", one)
     np.save(tmp_path / "two.npy", np.asarray(one + 100, dtype=kind, order=order))
     sources = [rf.open(tmp_path / name) for name in ("one.npy", "two.npy")]
-    both = rf.concat(sources)
     ids = [9, 0, 4, 5]
-    got = both.fetch(ids)["array"]
+    got = rf.concat(sources).fetch(ids)["array"]
     assert isinstance(got, Dense)
     np.testing.assert_array_equal(got.gather(), np.concatenate([one, one + 100])[ids])
     ragged = rf.from_dataset([{"array": np.zeros((n, 2), np.int32)} for n in (1, 2)])
@@ -130,10 +99,8 @@ def test_files_of_any_memory_layout_and_byte_order_meet_in_a_batch(
     assert mixed[-1].shape == (1, 2)
 
 
-def test_objects_and_tuples_stay_what_they_are() -> None:
-    one = rf.from_dataset([(1, "a"), (2, "b")])
-    two = rf.from_dataset([(3, "c")])
-    both = rf.concat([one, two])
+def test_tuples_of_concatenated_datasets_are_returned_unchanged() -> None:
+    both = rf.concat([rf.from_dataset([(1, "a"), (2, "b")]), rf.from_dataset([(3, "c")])])
     assert both.fetch([2, 0, 1])[""].rows() == [(3, "c"), (1, "a"), (2, "b")]
     batches = list(rf.Loader(both, batch_size=3, num_workers=0))
     assert batches[0][0].tolist() == [1, 2, 3]
@@ -151,7 +118,7 @@ def test_objects_and_tuples_stay_what_they_are() -> None:
         (numbers(1), rf.from_dataset([(1, 2)]), ["missing", "not dicts"]),
     ],
 )
-def test_sources_that_do_not_agree_are_named_with_the_column(one: Any, two: Any, words: list[str]) -> None:
+def test_errors_for_unequal_fields_name_the_sources_and_the_column(one: Any, two: Any, words: list[str]) -> None:
     for pair in ({"first": one, "second": two}, {"first": two, "second": one}):
         with pytest.raises(SourceError) as caught:
             rf.Loader(rf.concat(pair))
@@ -160,14 +127,14 @@ def test_sources_that_do_not_agree_are_named_with_the_column(one: Any, two: Any,
             assert word in said, said
 
 
-def test_files_that_do_not_agree_are_refused_when_they_are_concatenated(tmp_path: Path) -> None:
+def test_concat_of_npy_files_of_unequal_dtypes_names_both_files(tmp_path: Path) -> None:
     for name, kind in (("one", np.int32), ("two", np.int64)):
         np.save(tmp_path / f"{name}.npy", np.zeros(3, kind))
     with pytest.raises(SourceError, match=r"source 0.*one\.npy[\s\S]*source 1.*two\.npy"):
         rf.concat([rf.open(tmp_path / "one.npy"), rf.open(tmp_path / "two.npy")])
 
 
-def test_columns_restrict_what_has_to_agree(tmp_path: Path) -> None:
+def test_concat_with_columns_compares_only_the_fields_of_those_columns() -> None:
     one = rf.from_dataset([{"x": 1, "only": "here", "z": np.int32(1)}])
     two = rf.from_dataset([{"z": np.int64(1), "x": 2}])
     both = rf.concat([one, two], columns=["x"])
@@ -181,7 +148,7 @@ def test_columns_restrict_what_has_to_agree(tmp_path: Path) -> None:
         both.fetch([0], ["z"])
 
 
-def test_a_dataset_whose_rows_turn_out_otherwise_is_an_error_and_not_a_promotion() -> None:
+def test_a_row_of_another_dtype_than_the_first_rows_raises_source_error() -> None:
     surprising = rf.from_dataset([{"x": 1}] * 15 + [{"x": 1.5}])
     both = rf.concat([numbers(1, 2), surprising])
     assert both.fetch([0, 5])["x"].gather().tolist() == [1, 1]  # type: ignore[attr-defined]
@@ -203,12 +170,12 @@ OWN.append(OWN)  # a list that contains itself
     ],
     ids=range(11),
 )
-def test_what_cannot_be_concatenated_is_refused_by_name(sources: Any, message: str) -> None:
+def test_concat_of_anything_but_named_or_listed_sources_raises_argument_error(sources: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         rf.concat(sources)
 
 
-def test_a_source_that_is_given_twice_is_delivered_twice() -> None:
+def test_a_source_given_to_concat_twice_is_delivered_twice() -> None:
     one = numbers(5, 6)
     loader = rf.Loader(rf.concat([one, one]), batch_size=2, id_column="id")
     batches = list(loader)
@@ -216,7 +183,7 @@ def test_a_source_that_is_given_twice_is_delivered_twice() -> None:
     assert [batch["x"].tolist() for batch in batches] == [[5, 6], [5, 6]]
 
 
-def test_the_fingerprint_is_of_the_sources_in_order_and_not_of_their_names(parts: dict[str, rf.Source]) -> None:
+def test_the_fingerprint_depends_on_the_order_of_sources_not_on_their_names(parts: dict[str, rf.Source]) -> None:
     one, two, three = parts.values()
     assert rf.concat([one, two]).fingerprint == rf.concat({"x": one, "y": two}).fingerprint
     result = [rf.concat(item).fingerprint for item in ([one, two], [two, one], [one, two, three], [one], [two])]
@@ -239,15 +206,16 @@ def test_the_fingerprint_is_of_the_sources_in_order_and_not_of_their_names(parts
         ),
     ],
 )
-def test_what_sources_ask_of_a_loader_is_asked_by_all_together(
-    attributes: list[dict[str, Any]], expected: tuple[Any, ...]
-) -> None:
-    both = rf.concat([Watched(numbers(1), **attribute) for attribute in attributes])
+def test_concat_combines_the_loading_attributes_of_its_sources(attributes: Any, expected: tuple[Any, ...]) -> None:
+    sources = [Numbers(1) for _ in attributes]
+    for source, own in zip(sources, attributes, strict=True):
+        vars(source).update({"default_shuffle": "global", "prefetch_distance": False, **own})
+    both = rf.concat(sources)
     result = (both.default_shuffle, both.runs_user_code, both.supports_batched_getitem, both.prefetch_distance)
     assert result == expected
 
 
-def test_code_of_the_users_is_not_run_just_to_concatenate() -> None:
+def test_concat_reads_no_sample_of_a_dataset_until_its_fields_are_needed() -> None:
     class Counted(list[Any]):
         reads = 0
 
@@ -270,8 +238,8 @@ FIELDS = st.builds(
 
 @example([Field("dense", "float32", (2,)), Field("dense", "float32", (3,)), Field("ragged", "float32")], 0)
 @given(fields=st.lists(FIELDS, min_size=1, max_size=4), seed=st.integers(0, 1000))
-def test_agreement_holds_every_row_or_is_refused_in_any_order(fields: list[Field], seed: int) -> None:
-    named = [(f"source {number}", {"x": field}) for number, field in enumerate(fields)]
+def test_agreed_fields_hold_every_row_or_are_refused_in_any_order(fields: list[Field], seed: int) -> None:
+    named = [(f"source {index}", {"x": field}) for index, field in enumerate(fields)]
 
     def outcome(order: list[Any]) -> Any:
         try:
@@ -288,11 +256,11 @@ def test_agreement_holds_every_row_or_is_refused_in_any_order(fields: list[Field
     rows: list[Any] = []
     pieces: list[tuple[Column, Any]] = []
     slots = rng.permutation(3 * len(fields))
-    for number, field in enumerate(fields):
+    for index, field in enumerate(fields):
         lengths = rng.integers(0, 4, 3)
         shapes = [(int(length), *field.shape) if field.kind == "ragged" else field.shape for length in lengths]
         arrays = [rng.integers(0, 99, shape).astype(field.dtype) for shape in shapes]
-        own = slots[3 * number : 3 * number + 3]
+        own = slots[3 * index : 3 * index + 3]
         rows += zip(own.tolist(), arrays, strict=True)
         pieces.append((Ragged.of(arrays) if field.kind == "ragged" else Dense.of(np.stack(arrays)), own))
     joined = concat_columns("x", agreed, pieces).rows()
@@ -314,28 +282,22 @@ class Pictures:
         return {"x": index, "label": index} if "dict" in self.classes else (index, index)
 
 
-def class_folder(folder: Path, classes: list[str]) -> Path:
-    for name in classes:
-        (folder / name).mkdir(parents=True)
-        np.save(folder / name / "0.npy", np.zeros(2, np.float32))
-    return folder
-
-
-def test_sources_with_other_classes_are_refused(tmp_path: Path) -> None:
-    one, two = class_folder(tmp_path / "A", ["cat", "dog"]), class_folder(tmp_path / "B", ["bird", "cat"])
-    first, second = (rf.open(folder, labels="folder") for folder in (one, two))
-    part = second.select([0])
-    for other in (second, part, rf.write(second, tmp_path / "written", workers=0, progress=False)):
+def test_concat_of_folders_with_unequal_classes_raises_source_error(tmp_path: Path) -> None:
+    for name in ("A/cat", "A/dog", "B/bird", "B/cat"):
+        (tmp_path / name).mkdir(parents=True)
+        np.save(tmp_path / name / "0.npy", np.zeros(2, np.float32))
+    first, second = (rf.open(tmp_path / name, labels="folder") for name in "AB")
+    for other in (second, second.select([0]), rf.write(second, tmp_path / "written", workers=0, progress=False)):
         with pytest.raises(SourceError) as caught:
             rf.concat({"a": first, "b": other})
         for word in ("column 'label'", "['cat', 'dog']", "['bird', 'cat']", "source 'a'", "source 'b'", "labels="):
             assert word in str(caught.value)
     assert len(rf.concat([first, second], columns=["array"])) == 4
-    same = [rf.open(folder, labels=["bird", "cat", "dog"]) for folder in (one, two)]
+    same = [rf.open(tmp_path / name, labels=["bird", "cat", "dog"]) for name in "AB"]
     assert Counter(rf.concat(same).fetch(range(4))["label"].gather().tolist()) == Counter([1, 2, 0, 1])
 
 
-def test_hugging_face_datasets_with_other_classes_are_refused(tmp_path: Path) -> None:
+def test_hugging_face_datasets_with_unequal_classes_raise_source_error(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
 
     def labelled(names: list[str]) -> Any:
@@ -355,19 +317,20 @@ def test_hugging_face_datasets_with_other_classes_are_refused(tmp_path: Path) ->
     files = [tmp_path / "one.parquet", tmp_path / "two.parquet"]
     with pytest.raises(SourceError, match=r"(?s)'cat', 'dog'.*one\.parquet.*'bird', 'cat'.*two\.parquet"):
         rf.open(files, columns=["label"])
-    names = datasets.Features({"label": datasets.ClassLabel(names=["cat", "dog", "bird"])})
-    aligned = [item.select_columns("label") for item in (one, two)]
-    classes = [item.features["label"].names for item in aligned]
-    aligned = [
-        dataset.map(lambda row, own=own: {"label": names["label"].str2int(own[row["label"]])}, features=names)
-        for dataset, own in zip(aligned, classes, strict=True)
-    ]
-    both = rf.concat([rf.from_dataset(item) for item in aligned])
+    features = datasets.Features({"label": datasets.ClassLabel(names=["cat", "dog", "bird"])})
+
+    def aligned(dataset: Any) -> Any:
+        text, index = dataset.features["label"].int2str, features["label"].str2int
+        return dataset.select_columns("label").map(
+            lambda row: {"label": index(text(row["label"]))}, features=features
+        )
+
+    both = rf.concat([rf.from_dataset(aligned(dataset)) for dataset in (one, two)])
     assert both.fetch([0, 1])["label"].gather().tolist() == [0, 2]
 
 
-def test_long_lists_of_classes_are_shown_from_their_first_difference() -> None:
-    names = [f"class {number:04}" for number in range(1000)]
+def test_the_error_for_long_lists_of_classes_shows_them_from_the_first_difference() -> None:
+    names = [f"class {index:04}" for index in range(1000)]
     both = rf.concat([rf.from_dataset(Pictures(names)), rf.from_dataset(Pictures([*names[:-1], "another"]))])
     with pytest.raises(SourceError, match="class 0999") as caught:
         _ = both.fields
@@ -375,7 +338,7 @@ def test_long_lists_of_classes_are_shown_from_their_first_difference() -> None:
     assert len(str(caught.value)) < 2500
 
 
-def test_torch_datasets_with_other_classes_are_refused() -> None:
+def test_torch_datasets_with_unequal_classes_raise_source_error() -> None:
     one, two = Pictures(["cat", "dog"]), Pictures(["bird", "cat"])
     subset = torch.utils.data.Subset(two, [1])  # type: ignore[arg-type]
     for other in (two, subset):
@@ -411,7 +374,7 @@ def times(folder: Path, name: str, kind: pa.DataType) -> rf.Source:
         (pa.duration("us"), pa.timestamp("us")),
     ],
 )
-def test_times_in_other_units_are_refused(one: pa.DataType, two: pa.DataType, tmp_path: Path) -> None:
+def test_times_in_unequal_units_raise_source_error(one: pa.DataType, two: pa.DataType, tmp_path: Path) -> None:
     first, second = times(tmp_path, "one", one), times(tmp_path, "two", two)
     stored = [str(source.logical_types["t"]) for source in (first, second)]
     for column in first.fields:
@@ -428,20 +391,19 @@ def test_times_in_other_units_are_refused(one: pa.DataType, two: pa.DataType, tm
     assert rf.concat([first, own], columns=["t"]).fields  # a Dataset of Python numbers states no unit
 
 
-def test_text_files_whose_content_gives_other_units_are_refused(tmp_path: Path) -> None:
+def test_text_files_with_times_in_unequal_units_raise_source_error(tmp_path: Path) -> None:
     (tmp_path / "s.csv").write_text("t\n2020-01-01 00:00:00\n")
     (tmp_path / "ns.csv").write_text("t\n2020-01-01 00:00:00.5\n")
     (tmp_path / "t.jsonl").write_text('{"t": "2020-01-01"}\n')
     seconds, nanoseconds = rf.open(tmp_path / "s.csv"), rf.open(tmp_path / "ns.csv")
     with pytest.raises(SourceError, match=r"(?s)timestamp\[s\].*timestamp\[ns\].*types="):
         rf.concat([seconds, nanoseconds])
-    types = {"t": "timestamp[us]"}
-    both = rf.concat([rf.open(tmp_path / name, types=types) for name in ("s.csv", "ns.csv")])
+    both = rf.concat([rf.open(tmp_path / name, types={"t": "timestamp[us]"}) for name in ("s.csv", "ns.csv")])
     assert both.fetch([0, 1])["t"].gather().tolist() == [1577836800000000, 1577836800500000]
     assert len(rf.concat([seconds, rf.open(tmp_path / "t.jsonl")])) == 2
 
 
-def test_lance_tables_with_other_units_are_refused(tmp_path: Path) -> None:
+def test_lance_tables_with_times_in_unequal_units_raise_source_error(tmp_path: Path) -> None:
     for name, unit in (("a", "ms"), ("b", "us")):
         write_table(pa.table({"t": pa.array([1], pa.timestamp(unit))}), tmp_path / f"{name}.lance")
     with pytest.raises(SourceError, match=r"(?s)timestamp\[ms\].*timestamp\[us\]"):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from tests.sources import writers
+from tests.support.marks import slow
 
 from rankfeed.errors import CorruptError, RankfeedError, SourceError
 
-BY_PATH = [name for name, form in writers.FORMATS.items() if form.opened is None]
 #: Formats whose index lists the files and their sizes.
 INDEXED = ("packed", "mds", "mds_zstd", "lance")
 #: Text has no end that could be missing.
-WITH_AN_END = [name for name in [*BY_PATH, "npz_rows"] if name not in ("csv", "jsonl")]
+WITH_AN_END = [name for name in [*writers.BY_PATH, "npz_rows"] if name not in ("csv", "jsonl")]
 
 
 def largest(folder: Path) -> Path:
@@ -32,10 +32,8 @@ def cuts(name: str, content: bytes) -> list[int]:
     return [0, 3, 12, 40, *range(100, size, size // 7), size - 500, size - 9, size - 8, size - 4, size - 1]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "lance" else ()) for name in WITH_AN_END]
-)
-def test_a_file_that_is_cut_anywhere_is_named(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [slow(name) if name == "lance" else name for name in WITH_AN_END])
+def test_the_error_for_a_file_truncated_at_any_size_names_the_file(name: str, tmp_path: Path) -> None:
     written = writers.make(name, tmp_path / "data")
     path = largest(written.folder)
     content = path.read_bytes()
@@ -51,8 +49,8 @@ def test_a_file_that_is_cut_anywhere_is_named(name: str, tmp_path: Path) -> None
         pickle.loads(pickle.dumps(opened)).fetch(range(writers.COUNT)).samples()
 
 
-@pytest.mark.parametrize("name", BY_PATH)
-def test_a_file_that_is_removed_or_grew_and_a_dataset_that_is_gone_are_named(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", writers.BY_PATH)
+def test_errors_for_a_removed_or_enlarged_file_or_a_removed_dataset_name_it(name: str, tmp_path: Path) -> None:
     written = writers.make(name, tmp_path / "data")
     travelling = pickle.dumps(written.open())
     path = largest(written.folder)

@@ -1,7 +1,5 @@
 """`shuffle=True` is decided by the decoded size of all columns, and by nothing else."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,10 @@ def write(folder: Path, size: int, form: str) -> Path:
     rows = 16 * 1024
     values = pa.FixedSizeListArray.from_arrays(np.zeros(rows * 256, np.float32), 256)
     table = pa.table({"vector": values, "label": np.zeros(rows, np.int64)})
-    options = {"plain": {}, "arrow": {"compression": "zstd"}, "parquet": {"compression": "zstd"}}[form]
     suffix = "parquet" if form == "parquet" else "arrow"
-    first = write_table(table, folder / f"0.{suffix}", **options)
-    for number in range(1, size // table.nbytes):
-        os.link(first, folder / f"{number}.{suffix}")
+    first = write_table(table, folder / f"0.{suffix}", compression=None if form == "plain" else "zstd")
+    for index in range(1, size // table.nbytes):
+        os.link(first, folder / f"{index}.{suffix}")
     return folder
 
 
@@ -34,7 +31,7 @@ def kind_of(source: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_data_that_have_to_be_decoded_are_shuffled_globally_up_to_512_mib(tmp_path: Path, form: str) -> None:
+def test_shuffle_true_is_global_up_to_512_mib_of_decoded_data_and_else_window(tmp_path: Path, form: str) -> None:
     small, large = (write(tmp_path / name, size, form) for name, size in (("s", 450 * MIB), ("l", 560 * MIB)))
     assert kind_of(rf.open(small)) == "global"
     assert kind_of(rf.open(large)) == "window"
@@ -48,13 +45,13 @@ def test_data_that_have_to_be_decoded_are_shuffled_globally_up_to_512_mib(tmp_pa
     assert kind_of(rf.open(large).select(range(100))) == "window"
 
 
-def test_data_that_are_read_in_place_are_shuffled_globally(tmp_path: Path) -> None:
+def test_shuffle_true_is_global_for_530_mib_that_are_read_in_place(tmp_path: Path) -> None:
     source = rf.open(write(tmp_path / "p", 530 * MIB, "plain"))
     assert source.decoded_bytes == 0
     assert source.cached_blocks is None
     assert kind_of(source) == "global"
 
 
-def test_the_cache_is_counted_in_blocks(tmp_path: Path) -> None:
+def test_cached_blocks_is_the_number_of_decoded_blocks_that_fit_cache_bytes(tmp_path: Path) -> None:
     source = rf.open(write(tmp_path / "p", 560 * MIB, "parquet"), cache_bytes=56 * MIB)
     assert source.cached_blocks == pytest.approx(len(source.blocks) / 10, abs=1)

@@ -61,12 +61,9 @@ class Container:
         if name == "hive":
             _write_hive(self.path)
         elif name != "in memory":
-            options: dict[str, Any] = {
-                "t.parquet": {"row_group_size": 5},
-                "t.arrow": {"rows": 5},
-                "t.arrows": {"rows": 5},
-            }
-            write_table(TABLE, self.path, **options.get(name, {}))
+            rows = {"t.parquet": "row_group_size", "t.arrow": "rows", "t.arrows": "rows"}
+            options: dict[str, Any] = {rows[name]: 5} if name in rows else {}
+            write_table(TABLE, self.path, **options)
 
     def open(self, nulls: str = "error", **options: Any) -> Any:
         if self.name == "in memory":
@@ -85,7 +82,7 @@ def open_masked(container: Container) -> Callable[..., Any]:
     return partial(container.open, "mask")
 
 
-def test_a_null_is_an_error_that_names_its_row_and_the_remedies(container: Container) -> None:
+def test_the_error_for_a_null_names_its_row_and_the_options_columns_and_nulls(container: Container) -> None:
     with pytest.raises(SourceError, match=r"null|lacks a member") as caught:
         container.open().fetch(range(ROWS) if container.name == "hive" else [5, 6], ["x"])
     assert re.search(CONTAINERS[container.name], str(caught.value))
@@ -98,45 +95,37 @@ def test_a_null_is_an_error_that_names_its_row_and_the_remedies(container: Conta
         container.open("perhaps")
 
 
-def _valid_rows(values: Any) -> int:
-    return sum(map(bool, values))
-
-
-def test_a_mask_is_read_with_its_column(open_masked: Callable[..., Any]) -> None:
+def test_a_mask_of_nulls_is_read_with_its_column(open_masked: Callable[..., Any]) -> None:
     whole = open_masked()
-    every = range(ROWS)
     for source, columns in ((whole, ["x"]), (open_masked(columns=["x"]), None)):
-        batch = source.fetch(every, columns)
+        batch = source.fetch(range(ROWS), columns)
         assert list(batch) == ["x", "x_valid"]
-        assert _valid_rows(batch["x_valid"].rows()) == sum(VALID)
-        assert all(
-            bool(sample["x_valid"]) == (sample["x"] not in (0, b"")) for sample in source.samples(every, columns)
-        )
+        assert sum(map(bool, batch["x_valid"].rows())) == sum(VALID)
+        for sample in source.samples(range(ROWS), columns):
+            assert bool(sample["x_valid"]) == (sample["x"] not in (0, b""))
     assert list(open_masked(columns=["y", "x"]).fields) == ["y", "y_valid", "x", "x_valid"]
     assert list(whole.fetch([1], ["x_valid", "y", "x"])) == ["x_valid", "y", "y_valid", "x"]
     assert list(whole.fetch([1], ["y_valid"])) == list(open_masked(columns=["y_valid"])[0]) == ["y_valid"]
     assert list(pickle.loads(pickle.dumps(open_masked(columns=["x"]))).fetch([0], ["x"])) == ["x", "x_valid"]
 
 
-def test_a_mask_is_read_with_its_column_by_loaders_and_views(open_masked: Callable[..., Any]) -> None:
+def test_loaders_and_views_read_a_mask_of_nulls_with_its_column(open_masked: Callable[..., Any]) -> None:
     source = open_masked()
     first, second = rf.train_test_split(source, 0.5, seed=1)
     parts = rf.concat([first, second], columns=["x"])
     assert list(parts.fields) == ["x", "x_valid"]
     for view in (source, source.select(range(ROWS - 1, -1, -1)), parts, rf.concat([first, second])):
         assert list(view.fetch([0], ["x"])) == ["x", "x_valid"]
-        for loader in (
-            rf.Loader(view, 4, columns=["x"], topology=rf.Topology()),
-            rf.Loader(view, 4, columns=["x"], num_workers=1, worker_kind="thread", topology=rf.Topology()),
-        ):
-            batches = list(loader)
+        for workers in (0, 1):
+            options: Any = {"num_workers": workers, "worker_kind": "thread", "topology": rf.Topology()}
+            batches = list(rf.Loader(view, 4, columns=["x"], **options))
             assert {tuple(batch) for batch in batches} == {("x", "x_valid")}
-            assert sum(_valid_rows(batch["x_valid"]) for batch in batches) == sum(VALID)
+            assert sum(bool(valid) for batch in batches for valid in batch["x_valid"]) == sum(VALID)
     chosen = source.select(lambda sample: bool(sample["x_valid"]), columns=["x"], progress=False)
     assert len(chosen) == sum(VALID)
 
 
-def test_a_mask_that_another_source_lacks_is_not_dropped(tmp_path: Path) -> None:
+def test_concat_of_sources_with_and_without_a_mask_raises_source_error(tmp_path: Path) -> None:
     for name in ("masked", "complete"):
         pq.write_table(TABLE.select(["x"]), tmp_path / f"{name}.parquet")
     masked, complete = rf.open(tmp_path / "masked.parquet", nulls="mask"), rf.open(tmp_path / "complete.parquet")
@@ -145,7 +134,7 @@ def test_a_mask_that_another_source_lacks_is_not_dropped(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("columns", [None, ["x"], ["x_valid"]])
-def test_a_mask_with_the_name_of_a_column_names_the_option_that_adds_none(columns: Any, tmp_path: Path) -> None:
+def test_the_error_for_a_mask_with_the_name_of_a_column_suggests_nulls_error(columns: Any, tmp_path: Path) -> None:
     path = write_table(pa.table({"x": [1], "x_valid": [2], "y": [3]}), tmp_path / "t.parquet")
     with pytest.raises(SourceError, match=r"one name[\s\S]*the mask of 'x'") as caught:
         rf.open(path, nulls="mask", columns=columns)
@@ -154,7 +143,7 @@ def test_a_mask_with_the_name_of_a_column_names_the_option_that_adds_none(column
     assert list(rf.open(path, nulls="mask", columns=["y"]).fields) == ["y", "y_valid"]
 
 
-def test_the_rate_of_sound_is_read_with_it(tmp_path: Path) -> None:
+def test_the_sample_rate_of_a_sound_column_is_read_with_it(tmp_path: Path) -> None:
     files = [io.BytesIO(), io.BytesIO()]
     for file, rate in zip(files, (8000, 16000), strict=True):
         soundfile.write(file, np.zeros((20, 1), np.float32), rate, format="WAV")

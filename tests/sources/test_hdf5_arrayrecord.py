@@ -14,6 +14,7 @@ import pytest
 import torch
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
+from tests.support.marks import slow
 
 import rankfeed as rf
 
@@ -93,20 +94,21 @@ def table(folder: Path) -> Any:
     return Lazy(partial(str, folder / "rows.db"), read_database)
 
 
+PROCESSES = {"worker_kind": "process", "num_workers": 2}
 MAKERS = {"hdf5": hdf5, "arrayrecord": records, "sqlite": table}
 
 
 @pytest.mark.parametrize(
-    ("kind", "worker_kind", "workers"),
+    ("kind", "workers"),
     [
-        *((kind, "thread", 0) for kind in MAKERS),
-        ("hdf5", "process", 2),
-        pytest.param("arrayrecord", "process", 2, marks=pytest.mark.slow),  # spawned: each imports torch
-        pytest.param("sqlite", "process", 2, marks=pytest.mark.slow),
+        *((kind, {}) for kind in MAKERS),
+        ("hdf5", PROCESSES),
+        slow("arrayrecord", PROCESSES),  # spawned: each imports torch
+        slow("sqlite", PROCESSES),
     ],
 )
-def test_every_sample_is_delivered_once_as_it_was_written(
-    kind: str, worker_kind: Any, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rows_of_hdf5_arrayrecord_and_sqlite_are_delivered_once_and_unchanged(
+    kind: str, workers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "arrayrecord":  # its library's threads may end a child that is forked after they ran
         spawn = multiprocessing.get_context("spawn")
@@ -117,15 +119,8 @@ def test_every_sample_is_delivered_once_as_it_was_written(
     seen: Counter[int] = Counter()
     steps = []
     for rank in range(2):
-        loader = rf.Loader(
-            rf.from_dataset(dataset),
-            4,
-            shuffle=True,
-            worker_kind=worker_kind,
-            num_workers=workers,
-            topology=rf.Topology(rank, 2),
-        )
-        batches = list(loader)
+        source = rf.from_dataset(dataset)
+        batches = list(rf.Loader(source, 4, shuffle=True, topology=rf.Topology(rank, 2), **workers))
         steps.append(len(batches))
         for batch in batches:
             seen.update(batch["y"].tolist())

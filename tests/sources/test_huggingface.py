@@ -90,7 +90,7 @@ def copy(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "copy"))
 
 
-def test_columns_are_what_the_features_say(saved: Path) -> None:
+def test_features_of_every_type_become_fields(saved: Path) -> None:
     fields = rf.open(saved).fields
     assert {name: str(field) for name, field in fields.items()} == {
         "n": "int32", "x": "float64", "text": "str", "flag": "bool", "tokens": "int32[*]", "wide": "float32[*]",
@@ -100,7 +100,7 @@ def test_columns_are_what_the_features_say(saved: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_folder_is_read_where_datasets_is_not_installed(saved: Path) -> None:
+def test_a_saved_folder_is_read_without_the_datasets_library(saved: Path) -> None:
     code = (
         "import sys; sys.modules['datasets'] = None\n"
         "from rankfeed.sources.huggingface import HuggingFaceSource\n"
@@ -125,7 +125,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kept", ["in memory", "on disk"])
-def test_a_dataset_object_is_what_it_gives_itself(change: str, kept: str, copy: Path) -> None:
+def test_a_dataset_object_is_read_as_datasets_returns_its_samples(change: str, kept: str, copy: Path) -> None:
     original = make(60) if kept == "in memory" else datasets.load_from_disk(str(copy))
     dataset = CHANGES[change](original)
     source = HuggingFaceSource(dataset)
@@ -138,17 +138,15 @@ def test_a_dataset_object_is_what_it_gives_itself(change: str, kept: str, copy: 
     assert (source.fingerprint == HuggingFaceSource(original).fingerprint) == (change == "as it is")
 
 
-def test_columns_that_were_renamed_cast_or_removed_are_those_it_gives_itself(saved: Path) -> None:
-    dataset = (
-        datasets.load_from_disk(str(saved)).select_columns(["n", "text", "vector"]).rename_column("n", "number")
-    )
-    dataset = dataset.cast_column("number", Value("int16"))
+def test_renamed_cast_and_removed_columns_are_read_as_datasets_returns_them(saved: Path) -> None:
+    dataset = datasets.load_from_disk(str(saved)).select_columns(["n", "text", "vector"])
+    dataset = dataset.rename_column("n", "number").cast_column("number", Value("int16"))
     source = HuggingFaceSource(dataset)
     assert source.fields["number"] == Field("dense", "int16")
     assert samples_of(source) == list(dataset)
 
 
-def test_a_format_selects_columns_and_nothing_else(saved: Path) -> None:
+def test_with_format_selects_columns_and_with_transform_raises_argument_error(saved: Path) -> None:
     dataset = datasets.load_from_disk(str(saved)).with_format("torch", columns=["x", "tokens"])
     source = HuggingFaceSource(dataset)
     assert list(source.fields) == ["x", "tokens"]
@@ -160,16 +158,19 @@ def test_a_format_selects_columns_and_nothing_else(saved: Path) -> None:
         HuggingFaceSource(dataset.with_transform(lambda batch: batch))
 
 
-def test_a_format_that_was_saved_holds(tmp_path: Path) -> None:
+def test_a_saved_format_selects_columns(tmp_path: Path) -> None:
     make(5).with_format("numpy", columns=["n"]).save_to_disk(tmp_path / "d")
     assert list(rf.open(tmp_path / "d").fields) == ["n"]
 
 
-def test_an_indices_mapping_of_older_versions_is_followed(copy: Path) -> None:
+def test_indices_saved_by_older_versions_of_datasets_are_followed(copy: Path) -> None:
+    def save_indices(rows: Any) -> None:
+        table = pa.table({"indices": pa.array(rows, pa.uint64())})
+        with pa.ipc.new_stream(str(copy / "indices.arrow"), table.schema) as writer:
+            writer.write_table(table)
+
     order = np.random.default_rng(1).permutation(60)[:25]
-    table = pa.table({"indices": pa.array(order, pa.uint64())})
-    with pa.ipc.new_stream(str(copy / "indices.arrow"), table.schema) as writer:
-        writer.write_table(table)
+    save_indices(order)
     state = json.loads((copy / "state.json").read_text())
     plain = rf.open(copy).fingerprint
     (copy / "state.json").write_text(json.dumps({**state, "_indices_data_files": [{"filename": "indices.arrow"}]}))
@@ -177,14 +178,12 @@ def test_an_indices_mapping_of_older_versions_is_followed(copy: Path) -> None:
     assert [int(sample["n"]) for sample in source] == order.tolist()
     assert int(source.blocks.sum()) == 25
     assert source.fingerprint != plain
-    table = pa.table({"indices": pa.array([3, 60], pa.uint64())})
-    with pa.ipc.new_stream(str(copy / "indices.arrow"), table.schema) as writer:
-        writer.write_table(table)
+    save_indices([3, 60])
     with pytest.raises(CorruptError, match=r"indices[\s\S]*up to 59[\s\S]*60"):
         rf.open(copy).fetch([0, 1])
 
 
-def test_a_folder_of_splits_asks_for_one(tmp_path: Path) -> None:
+def test_a_folder_of_several_splits_raises_argument_error_without_a_valid_split(tmp_path: Path) -> None:
     DatasetDict(train=make(7), test=make(3)).save_to_disk(tmp_path / "d")
     with pytest.raises(ArgumentError, match=r"several splits[\s\S]*'train', 'test'"):
         rf.open(tmp_path / "d")
@@ -216,9 +215,7 @@ def data_files(*names: str) -> Any:
         (board(_type="Array5D", shape=[1, 1, 1, 2, 3]), CorruptError, r"data-00000-of-00003\.arrow"),
     ],
 )
-def test_a_damaged_description_of_a_folder_is_named(
-    change: Any, error: type[Exception], message: str, copy: Path
-) -> None:
+def test_damaged_metadata_of_a_folder_raise_an_error(change: Any, error: Any, message: str, copy: Path) -> None:
     paths = [copy / name for name in ("state.json", "dataset_info.json")]
     described = [json.loads(path.read_text()) for path in paths]
     text = change(*described)
@@ -228,7 +225,7 @@ def test_a_damaged_description_of_a_folder_is_named(
         rf.open(copy).fetch([0])
 
 
-def test_what_is_decoded_of_a_dataset_in_memory_is_bounded_and_its_own_memory_counts_for_nothing() -> None:
+def test_the_cache_of_a_dataset_in_memory_counts_only_decoded_bytes() -> None:
     rows = 300_000
     dataset = datasets.Dataset.from_dict(
         {"x": np.arange(rows), "flag": np.arange(rows) % 3 == 0, "words": [["a", "b"]] * rows},

@@ -51,14 +51,13 @@ def packed(folder: Path, name: str) -> Path:
 
 
 def mds(folder: Path, name: str, *, samples: int = ROWS) -> Path:
+    columns = {"column_names": ["x"], "column_encodings": ["int"], "column_sizes": [8]}
     shard = {
         "format": "mds",
         "version": 2,
         "samples": samples,
-        "column_names": ["x"],
-        "column_encodings": ["int"],
-        "column_sizes": [8],
         "raw_data": {"basename": name, "bytes": 10},
+        **columns,
     }
     (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
     return folder
@@ -107,15 +106,14 @@ WRITERS: dict[str, Callable[[Path, str], Path]] = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_names_that_lead_elsewhere_are_refused_and_nothing_is_written_there(writer: str, tmp_path: Path) -> None:
+def test_names_in_data_that_lead_outside_of_them_raise_unsafe_error(writer: str, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    other.mkdir()
     write_shard(other / "s.tar")
-    for number, name in enumerate(
+    for index, name in enumerate(
         (f"{other}/s.tar", f"file://{other}/s.tar", "../other/s.tar", "a/../../other/s.tar", "s3://b/s.tar",
          "http:/h/s.tar", "pipe:cat s.tar", "C:/s.tar", "\\\\host\\s.tar", "a\\..\\..\\s.tar")
     ):  # fmt: skip
-        folder = tmp_path / f"data{number}"
+        folder = tmp_path / f"data{index}"
         folder.mkdir()
         with pytest.raises(UnsafeError, match=r"leads outside[\s\S]*where: .*data") as caught:
             rf.open(WRITERS[writer](folder, name))
@@ -124,16 +122,15 @@ def test_names_that_lead_elsewhere_are_refused_and_nothing_is_written_there(writ
 
 
 @pytest.mark.parametrize("name", ["plain", "sub/plain", "./plain", "a..b", "a:b", "x\\y"])
-def test_other_names_are_not_refused(name: str, tmp_path: Path) -> None:
+def test_names_with_subfolders_dots_colons_and_backslashes_are_accepted(name: str, tmp_path: Path) -> None:
     for writer in (tar_member, npz):
         (tmp_path / writer.__name__).mkdir()
         assert len(rf.open(writer(tmp_path / writer.__name__, name))) in (1, ROWS)
 
 
-def test_an_index_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tar_indexes_are_never_written_through_symlinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     other, data = tmp_path / "other", tmp_path / "data"
-    other.mkdir()
     data.mkdir()
     write_shard(other / "s.tar")
     (other / "secret").write_text("secret")
@@ -155,7 +152,7 @@ def test_an_index_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pyt
     assert (other / "secret").read_text() == "secret"
 
 
-def test_nothing_is_written_or_prepared_through_a_link(tmp_path: Path) -> None:
+def test_write_and_prepare_once_refuse_staging_folders_that_are_symbolic_links(tmp_path: Path) -> None:
     other, data = tmp_path / "other", tmp_path / "data"
     other.mkdir()
     rf.write([{"x": 1}], data, progress=False)
@@ -169,7 +166,7 @@ def test_nothing_is_written_or_prepared_through_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["staged", "shard"])
-def test_an_interrupted_write_moves_no_file_from_or_to_elsewhere(end: str, tmp_path: Path) -> None:
+def test_a_commit_journal_with_paths_outside_of_its_folder_raises_unsafe_error(end: str, tmp_path: Path) -> None:
     rf.write([{"x": 1}], tmp_path / "data", progress=False)
     staging = tmp_path / "data" / ".rankfeed-write"
     staging.mkdir()
@@ -188,7 +185,7 @@ def test_an_interrupted_write_moves_no_file_from_or_to_elsewhere(end: str, tmp_p
     assert not (tmp_path / "stolen").exists()
 
 
-def test_a_lance_table_that_names_files_of_another_is_refused(tmp_path: Path) -> None:
+def test_a_shallow_clone_of_a_lance_table_raises_unsafe_error(tmp_path: Path) -> None:
     table = lance.write_dataset(pa.table({"x": [1, 2]}), tmp_path / "other.lance")
     table.shallow_clone(str(tmp_path / "clone.lance"), table.version)
     with pytest.raises(UnsafeError, match=r"shallow clone[\s\S]*clone\.lance[\s\S]*deep_clone"):
@@ -196,12 +193,12 @@ def test_a_lance_table_that_names_files_of_another_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("suffix", ["npy", "tar", "parquet", "arrow"])
-def test_a_link_that_leads_nowhere_is_an_error(suffix: str, tmp_path: Path) -> None:
+def test_a_broken_symbolic_link_among_the_files_raises_source_error(suffix: str, tmp_path: Path) -> None:
     """A file of a hub cache that was not downloaded: its samples would be missing."""
-    for number in range(2):
-        path = tmp_path / f"{number}.{suffix}"
+    for index in range(2):
+        path = tmp_path / f"{index}.{suffix}"
         if suffix == "npy":
-            np.save(path, np.arange(number + 1))
+            np.save(path, np.arange(index + 1))
         else:
             write_table(pa.table({"x": [1]}), path)
     assert len(rf.open(tmp_path)) > 1
@@ -211,6 +208,6 @@ def test_a_link_that_leads_nowhere_is_an_error(suffix: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("path", ["é" * 200, "a/" * 3000 + "b", "é" * 127 + "x.npy"], ids=len)
-def test_a_path_that_is_too_long_is_no_such_file(path: str) -> None:
+def test_a_path_longer_than_the_file_system_allows_raises_no_such_file(path: str) -> None:
     with pytest.raises(SourceError, match="no such file"):
         rf.open(path)

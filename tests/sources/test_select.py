@@ -42,7 +42,7 @@ BLOCKS = st.lists(st.integers(0, 15), max_size=8).map(lambda sizes: [*sizes, SIZ
 
 
 @given(first=selections(), blocks=BLOCKS, data=st.data())
-def test_every_sample_asked_for_once_and_in_that_order(first: Any, blocks: list[int], data: Any) -> None:
+def test_a_selection_has_the_selected_samples_in_order(first: Any, blocks: list[int], data: Any) -> None:
     chosen, ids = first
     source = Numbers(blocks)
     selected = source.select(chosen)
@@ -59,7 +59,7 @@ def test_every_sample_asked_for_once_and_in_that_order(first: Any, blocks: list[
 
 
 @given(first=selections(), second=st.data())
-def test_a_selection_of_a_selection_is_one_of_the_source(first: Any, second: Any) -> None:
+def test_a_selection_of_a_selection_equals_one_selection_of_the_source(first: Any, second: Any) -> None:
     chosen, ids = first
     source = Numbers([SIZE])
     outer = source.select(chosen)
@@ -83,11 +83,11 @@ def test_a_selection_of_a_selection_is_one_of_the_source(first: Any, second: Any
         (np.random.default_rng(0).permutation(10**5), 4 * 10**5 + 400),
     ],
 )
-def test_ids_are_pickled_in_as_few_bytes_as_they_allow(ids: Any, most: int) -> None:
+def test_pickled_ids_take_400_bytes_for_ranges_and_4_bytes_per_id_otherwise(ids: Any, most: int) -> None:
     assert len(pickle.dumps(indices_of(ids))) < most
 
 
-def test_a_slice_of_a_huge_source_costs_nothing() -> None:
+def test_slices_of_2_trillion_samples_are_read_and_pickled_in_1000_bytes() -> None:
     source = Numbers([10**12, 10**12, 5])
     selected = source.select(slice(3, None, 2))
     assert len(selected) == 10**12 + 1
@@ -122,7 +122,7 @@ def test_a_slice_of_a_huge_source_costs_nothing() -> None:
         (slice("a"), ["slice"]),
     ],
 )
-def test_what_selects_no_samples_is_refused_with_what_was_found(chosen: Any, words: list[str]) -> None:
+def test_selecting_by_an_invalid_value_raises_argument_error(chosen: Any, words: list[str]) -> None:
     with pytest.raises(ArgumentError) as caught:
         Numbers([SIZE]).select(chosen)
     for word in words:
@@ -130,12 +130,12 @@ def test_what_selects_no_samples_is_refused_with_what_was_found(chosen: Any, wor
 
 
 @pytest.mark.parametrize("chosen", [[], slice(5, 5), range(0), [False] * SIZE, lambda sample: False])
-def test_an_empty_selection_is_an_error(chosen: Any) -> None:
+def test_an_empty_selection_raises_source_error(chosen: Any) -> None:
     with pytest.raises(SourceError, match="no sample is selected"):
         Numbers([SIZE]).select(chosen)
 
 
-def test_a_predicate_sees_each_sample_once_in_order_and_only_the_columns_it_needs() -> None:
+def test_a_predicate_gets_each_sample_once_in_order_with_only_the_given_columns() -> None:
     source = Numbers([6000, 4000])
     seen: list[int] = []
 
@@ -154,31 +154,31 @@ def test_a_predicate_sees_each_sample_once_in_order_and_only_the_columns_it_need
 
 
 @pytest.mark.parametrize("answer", [True, np.bool_(True), np.array(True), torch.tensor(True)])
-def test_any_truth_value_will_do(answer: Any) -> None:
+def test_a_predicate_may_return_a_bool_of_python_numpy_or_torch(answer: Any) -> None:
     assert len(Numbers([3]).select(lambda sample: answer)) == 3
 
 
 @pytest.mark.parametrize("answer", [None, 1, "yes", np.array([True]), np.int64(1)])
-def test_a_predicate_that_returns_no_truth_value_is_named_with_the_sample(answer: Any) -> None:
+def test_the_error_for_a_predicate_that_returns_no_bool_names_the_sample(answer: Any) -> None:
     with pytest.raises(ArgumentError, match=r"no truth value[\s\S]*sample 2"):
         Numbers([5]).select(lambda sample: answer if sample["x"] == 2 else True)
 
 
-def test_a_predicate_that_raises_is_named_with_the_sample() -> None:
+def test_the_error_for_a_predicate_that_raises_names_the_sample() -> None:
     with pytest.raises(SourceError, match=r"ZeroDivisionError[\s\S]*sample 4") as caught:
         Numbers([5]).select(lambda sample: bool(1 / (sample["x"].item() - 4)))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_columns_are_for_a_predicate_and_must_be_there() -> None:
+def test_columns_of_select_must_exist_and_need_a_predicate() -> None:
     with pytest.raises(ArgumentError, match="no such column"):
         Numbers([5]).select(lambda sample: True, columns=["z"])
     with pytest.raises(ArgumentError, match="predicate"):
         Numbers([5]).select([1], columns=["x"])
 
 
-def test_a_predicate_sees_tuples_as_they_are() -> None:
-    source = rf.from_dataset([(number, "text") for number in range(9)])
+def test_a_predicate_gets_tuples_of_a_dataset_unchanged() -> None:
+    source = rf.from_dataset([(index, "text") for index in range(9)])
     selected = source.select(lambda sample: sample[0] % 4 == 1)
     assert selected.fetch([1, 0])[""].rows() == [(5, "text"), (1, "text")]
     assert selected.runs_user_code
@@ -186,7 +186,7 @@ def test_a_predicate_sees_tuples_as_they_are() -> None:
     assert not selected.identified
 
 
-def test_the_fingerprint_is_of_the_source_and_of_the_ids_however_they_are_said() -> None:
+def test_the_fingerprint_of_a_selection_depends_on_source_and_ids_not_on_their_type() -> None:
     source = Numbers([SIZE])
     mask = np.isin(np.arange(SIZE), [4, 5, 6])
     result = [source.select(item).fingerprint for item in ([4, 5, 6], slice(4, 7), range(4, 7), mask)]
@@ -199,7 +199,7 @@ def test_the_fingerprint_is_of_the_source_and_of_the_ids_however_they_are_said()
     assert source.select([1]).prefetch_distance
 
 
-def test_an_error_names_a_sample_in_the_selection_and_in_the_source() -> None:
+def test_a_transform_error_names_the_sample_in_the_selection_and_in_the_source() -> None:
     def refuse(sample: Any) -> Any:
         raise ValueError("no")
 

@@ -23,9 +23,7 @@ SHARES = st.lists(st.integers(1, 20), min_size=1, max_size=6).map(lambda parts: 
 
 
 @given(size=st.integers(2000, 20_000), shares=SHARES, rest=st.booleans(), seed=st.integers(-(2**80), 2**80))
-def test_each_sample_is_on_one_side_and_sides_are_near_their_fractions(
-    size: int, shares: list[float], rest: bool, seed: int
-) -> None:
+def test_split_sides_are_disjoint_and_near_their_fractions(size: int, shares: Any, rest: bool, seed: int) -> None:
     if rest:
         shares = [*shares, 1 - sum(shares)]
     sides = rf.train_test_split(Numbers(size), shares, seed)
@@ -48,12 +46,12 @@ def test_samples_stay_on_their_side_when_data_are_appended(size: int, more: int,
         assert origins(old) == [item for item in origins(new) if item < size]
 
 
-def test_a_larger_test_share_only_takes_from_training() -> None:
+def test_a_larger_test_fraction_keeps_all_samples_of_a_smaller_test_side() -> None:
     few, many = (rf.train_test_split(Numbers(5000), share, 3)[1] for share in (0.1, 0.3))
     assert set(origins(few)) < set(origins(many))
 
 
-def test_dicts_keep_their_names_and_order() -> None:
+def test_a_split_by_a_dict_of_fractions_keeps_its_names_and_order() -> None:
     source = Numbers(4000)
     named = rf.train_test_split(source, {"val": 0.1, "train": 0.7, "test": 0.2}, seed=5)
     assert list(named) == ["val", "train", "test"]
@@ -66,12 +64,12 @@ def test_dicts_keep_their_names_and_order() -> None:
     assert not source.columns_read  # ids alone say where a sample goes
 
 
-def test_another_seed_is_another_split_independent_of_the_first() -> None:
+def test_splits_by_two_seeds_are_independent() -> None:
     first, second = (set(origins(rf.train_test_split(Numbers(40_000), 0.5, seed)[1])) for seed in (0, 1))
     assert abs(len(first & second) - 10_000) < 8 * (40_000 * 0.25 * 0.75) ** 0.5
 
 
-def test_parts_of_a_split_are_split_anew_by_the_same_seed() -> None:
+def test_splitting_a_side_by_the_same_seed_is_independent_of_the_first_split() -> None:
     train, test = rf.train_test_split(Numbers(20_000), 0.2, seed=0)
     again, val = rf.train_test_split(train, 0.5, seed=0)
     assert abs(len(val) - len(train) / 2) < 8 * (len(train) * 0.25) ** 0.5
@@ -82,7 +80,7 @@ def test_parts_of_a_split_are_split_anew_by_the_same_seed() -> None:
     assert Counter(origins(again) + origins(val)) == Counter(origins(train))
 
 
-def test_a_selection_is_split_as_its_source_is() -> None:
+def test_samples_of_a_selection_are_on_the_same_side_as_in_their_source() -> None:
     source = Numbers(3000)
     _, test = rf.train_test_split(source, 0.3, seed=2)
     selected = source.select(lambda sample: sample["label"] < 4, columns=["label"])
@@ -91,16 +89,16 @@ def test_a_selection_is_split_as_its_source_is() -> None:
 
 
 KEYS: dict[str, Any] = {
-    "str": lambda number: f"clip-{number:05}é",
-    "bytes": lambda number: b"clip" + bytes([number % 251, number // 251]),
-    "int64": lambda number: np.int64(number - 500),
-    "uint64": lambda number: np.uint64(2**64 - 1 - number),
-    "bool": lambda number: np.bool_(number % 2),
+    "str": lambda index: f"clip-{index:05}é",
+    "bytes": lambda index: b"clip" + bytes([index % 251, index // 251]),
+    "int64": lambda index: np.int64(index - 500),
+    "uint64": lambda index: np.uint64(2**64 - 1 - index),
+    "bool": lambda index: np.bool_(index % 2),
 }
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_equal_keys_go_to_one_side_wherever_their_samples_lie(kind: str, tmp_path: Path) -> None:
+def test_samples_with_equal_keys_are_on_one_side_in_any_order(kind: str, tmp_path: Path) -> None:
     rows = [{"speaker": KEYS[kind](i % 300), "x": np.zeros(i % 3), "i": i} for i in range(1200)]
     source = rf.write(rows, tmp_path / "p", shard_bytes=4000, progress=False)
     sides = rf.train_test_split(source, 0.5, seed=7, key="speaker")
@@ -114,7 +112,7 @@ def test_equal_keys_go_to_one_side_wherever_their_samples_lie(kind: str, tmp_pat
         assert set(before) == {str(sample["speaker"]) for sample in after}
 
 
-def test_a_number_is_the_same_key_in_any_type() -> None:
+def test_an_integer_key_is_on_the_same_side_in_any_dtype() -> None:
     sides = []
     for kind in (np.int16, np.int64, np.uint8, np.uint64):
         source = rf.from_dataset([{"k": kind(i), "i": i} for i in range(200)])
@@ -122,7 +120,7 @@ def test_a_number_is_the_same_key_in_any_type() -> None:
     assert all(side == sides[0] for side in sides)
 
 
-def test_the_key_of_tar_samples_is_taken_without_asking() -> None:
+def test_tar_samples_are_split_by_their_key_column_by_default() -> None:
     rows = [{"__key__": f"{i % 50}", "i": i} for i in range(400)]
     by_default = rf.train_test_split(rf.from_dataset(rows), 0.4, seed=1)
     by_name = rf.train_test_split(rf.from_dataset(rows), 0.4, seed=1, key="__key__")
@@ -131,15 +129,14 @@ def test_the_key_of_tar_samples_is_taken_without_asking() -> None:
     assert not keys[0] & keys[1]
 
 
-def test_the_key_column_alone_is_read_and_once() -> None:
+def test_a_split_by_key_reads_only_the_key_column() -> None:
     source = Numbers(9000)
     rf.train_test_split(source, 0.5, key="x")
     assert source.columns_read
     assert all(columns == ["x"] for columns in source.columns_read)
 
 
-def test_the_split_is_the_one_it_was() -> None:
-    """In every process, whatever it hashes by: these samples were on the test side when this was written."""
+def test_the_split_by_a_seed_equals_the_recorded_ids() -> None:
     assert origins(rf.train_test_split(Numbers(40), 0.2, seed=0)[1]) == [12, 13, 16, 17, 25, 26, 28, 29, 31, 33]
     rows = rf.from_dataset([{"k": f"key {i}"} for i in range(40)])
     on_test = origins(rf.train_test_split(rows, 0.2, seed=0, key="k")[1])
@@ -153,7 +150,7 @@ def test_the_split_is_the_one_it_was() -> None:
         *([], {}, [0.5, 0.6], [0.5, 0], [0.5, "x"], [float("nan")], [True], {"a": -1}, {"a": None}),
     ],
 )
-def test_what_are_no_fractions_are_refused(bad: Any) -> None:
+def test_invalid_fractions_raise_argument_error(bad: Any) -> None:
     with pytest.raises(ArgumentError, match="fraction"):
         rf.train_test_split(Numbers(10), bad)
 
@@ -161,33 +158,29 @@ def test_what_are_no_fractions_are_refused(bad: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ({"source": [1, 2, 3]}, ["invalid source"]),
         ({"key": "z"}, ["no such column", "x, square, label"]),
         ({"seed": 1.5}, ["seed", "1.5"]),
         ({"seed": True}, ["seed"]),
         ({"seed": None}, ["seed"]),
     ],
 )
-def test_other_arguments_are_refused_by_name(arguments: Any, words: list[str]) -> None:
+def test_an_invalid_source_key_or_seed_raises_argument_error(arguments: Any, words: list[str]) -> None:
     with pytest.raises(ArgumentError) as caught:
-        rf.train_test_split(Numbers(10), 0.5, **arguments)
+        rf.train_test_split(**{"source": Numbers(10), "fractions": 0.5, **arguments})
     for word in words:
         assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [1.5, np.zeros(2, int), [1] * 3])
-def test_a_column_that_is_no_key_is_refused(value: Any) -> None:
+def test_a_key_column_of_floats_or_arrays_raises_argument_error(value: Any) -> None:
     with pytest.raises(ArgumentError, match="'k' cannot be a key"):
         rf.train_test_split(rf.from_dataset([{"k": value}] * 5), 0.5, key="k")
-
-
-def test_only_sources_are_split() -> None:
-    with pytest.raises(ArgumentError, match="invalid source"):
-        rf.train_test_split([1, 2, 3], 0.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("fractions", "name"), [(1e-9, "'test'"), ({"a": 0.5, "b": 1e-9}, "'b'"), ([1e-9, 0.5], "part 0")]
 )
-def test_an_empty_side_is_named_with_a_remedy(fractions: Any, name: str) -> None:
+def test_the_error_for_an_empty_side_names_it_and_suggests_another_seed(fractions: Any, name: str) -> None:
     with pytest.raises(SourceError, match=rf"{name}[\s\S]*empty[\s\S]*seed"):
         rf.train_test_split(Numbers(100), fractions)

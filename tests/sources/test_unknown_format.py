@@ -28,7 +28,7 @@ def refused(where: Any, **options: Any) -> SourceError:
     return caught.value
 
 
-def test_images_in_class_folders_are_read_by_torchvision(tmp_path: Path) -> None:
+def test_the_remedy_for_images_in_class_folders_is_image_folder_of_torchvision(tmp_path: Path) -> None:
     touch(tmp_path, "cats/0.png", "cats/1.png", "dogs/0.JPEG")
     error = refused(tmp_path)
     assert error.found == "cats, dogs; .png files in subfolders"
@@ -36,19 +36,19 @@ def test_images_in_class_folders_are_read_by_torchvision(tmp_path: Path) -> None
     assert refused(tmp_path, format="parquet").remedy == error.remedy
 
 
-def test_images_in_splits_are_read_one_split_at_a_time(tmp_path: Path) -> None:
+def test_the_remedy_for_images_in_splits_reads_the_train_split(tmp_path: Path) -> None:
     touch(tmp_path, *(f"{split}/{kind}/0.jpg" for split in ("val", "train") for kind in ("cats", "dogs")))
     assert f"ImageFolder('{tmp_path / 'train'}'" in str(refused(tmp_path).remedy)
 
 
 @pytest.mark.parametrize("names", [("0.png", "1.png"), ("train/0.png", "val/0.png"), ("images/0.png", "readme")])
-def test_images_without_classes_are_read_by_a_dataset(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_remedy_for_images_without_classes_is_a_dataset(names: tuple[str, ...], tmp_path: Path) -> None:
     remedy = str(refused(touch(tmp_path, *names)).remedy)
     assert "rankfeed.from_dataset(dataset)" in remedy
     assert "ImageFolder" not in remedy
 
 
-def test_the_remedy_for_text_files_writes_their_lines(tmp_path: Path) -> None:
+def test_the_remedy_for_text_files_writes_their_lines_as_samples(tmp_path: Path) -> None:
     (tmp_path / "0.txt").write_text("first\nsecond\n")
     for where in (tmp_path, tmp_path / "0.txt", f"{tmp_path}/*.txt", [tmp_path / "0.txt", tmp_path / "0.txt"]):
         assert "rankfeed.from_dataset(dataset)" in str(refused(where).remedy)
@@ -70,7 +70,7 @@ def test_the_remedy_for_text_files_writes_their_lines(tmp_path: Path) -> None:
         ("mds", lambda folder: streaming_mds.write(folder, {"x": "int"}, [{"x": 1}])),
     ],
 )
-def test_splits_in_subfolders_are_named(format: str, write: Any, tmp_path: Path) -> None:
+def test_the_error_for_a_folder_of_splits_shows_how_to_open_one(format: str, write: Any, tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
         write(tmp_path / split)
@@ -80,7 +80,7 @@ def test_splits_in_subfolders_are_named(format: str, write: Any, tmp_path: Path)
         assert f"rankfeed.open('{tmp_path / 'train'}')" in str(error.remedy)
 
 
-def test_splits_of_npy_files_are_named(tmp_path: Path) -> None:
+def test_the_remedy_for_splits_of_npy_files_names_the_folder_of_a_split(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
         np.save(tmp_path / split / "0.npy", np.arange(3))
@@ -89,7 +89,7 @@ def test_splits_of_npy_files_are_named(tmp_path: Path) -> None:
     assert repr(f"{tmp_path}/*.npy") not in remedy  # no file is there
 
 
-def test_a_split_of_mds_is_a_folder(tmp_path: Path) -> None:
+def test_the_split_option_of_mds_raises_argument_error_that_names_the_folders(tmp_path: Path) -> None:
     for split in ("train", "val"):
         streaming_mds.write(tmp_path / split, {"x": "int"}, [{"x": 1}])
     streaming_mds.merge_index(str(tmp_path))
@@ -100,7 +100,7 @@ def test_a_split_of_mds_is_a_folder(tmp_path: Path) -> None:
     assert len(rf.open(tmp_path)) == 2
 
 
-def test_mds_shards_without_their_index_ask_for_it(tmp_path: Path) -> None:
+def test_the_remedy_for_mds_shards_without_an_index_names_index_json(tmp_path: Path) -> None:
     folder = streaming_mds.write(tmp_path / "data", {"x": "int"}, [{"x": 1}])
     (folder / "index.json").unlink()
     for where in (folder, folder / "shard.00000.mds", f"{folder}/*.mds"):
@@ -108,20 +108,20 @@ def test_mds_shards_without_their_index_ask_for_it(tmp_path: Path) -> None:
         assert "index.json" in str(refused(where, format="mds").remedy)
 
 
-def test_files_beside_others_are_opened_by_a_pattern(tmp_path: Path) -> None:
+def test_the_remedy_for_a_csv_beside_a_readme_is_a_pattern_that_opens_it(tmp_path: Path) -> None:
     folder = touch(tmp_path / "run[1]{a,b}", "readme.md")
     (folder / "0.csv").write_text("x\n1\n")
     call = str(refused(folder).remedy).partition(": ")[2]
     assert len(eval(call, {"rankfeed": rf})) == 1  # noqa: S307
 
 
-def test_another_format_than_the_given_one_is_named(tmp_path: Path) -> None:
+def test_the_remedy_for_a_wrong_format_argument_names_the_detected_format(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.arange(3))
     for where in (tmp_path, tmp_path / "rows.npy"):
         assert "format='numpy'" in str(refused(where, format="parquet").remedy)
 
 
-def test_a_folder_of_several_formats_names_a_pattern_for_each(tmp_path: Path) -> None:
+def test_the_remedy_for_a_folder_of_two_formats_is_a_pattern_for_each(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x\n1\n")
     (tmp_path / "b.jsonl").write_text('{"x": 2}\n')
     error = refused(tmp_path)

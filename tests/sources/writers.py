@@ -112,14 +112,16 @@ def _arrow(suffix: str, stream: bool = False, compression: str | None = None, **
     return Format(write, own.arrow_reader(suffix, stream), f"*{suffix}", **options)
 
 
+_INDEXES = ("*.tar.rankfeed", ".rankfeed-index.lock")
+
 FORMATS: dict[str, Format] = {
     "lance": Format(own.write_lance, own.read_lance, "data.lance", own.append_lance),
     "webdataset": Format(
-        own.write_webdataset,
+        own.tar_writer(own.arrays_of),
         own.read_tar,
         "*.tar",
-        lambda folder, rows: own.write_webdataset(folder, rows, 5),
-        leaves=("*.tar.rankfeed", ".rankfeed-index.lock"),
+        own.tar_writer(own.arrays_of, first=5),
+        leaves=_INDEXES,
     ),
     "parquet": Format(own.write_hive, own.read_hive, "", own.append_hive),
     "parquet_checksums": Format(
@@ -151,8 +153,9 @@ FORMATS: dict[str, Format] = {
     ),
 }
 
-_IMAGES = own.tar_writer(own.images_of)
-_INDEXES = ("*.tar.rankfeed", ".rankfeed-index.lock")
+
+#: Formats that are opened by a path.
+BY_PATH = [name for name, form in FORMATS.items() if form.opened is None]
 
 
 def _decompressed(folder: Path) -> rf.Source:
@@ -182,10 +185,10 @@ VARIANTS: dict[str, Format] = {
     ),
     "arrow_stream_lz4": _arrow(".arrows", stream=True, compression="lz4"),
     "arrow_dictionaries_lz4": Format(own.write_dictionaries, own.arrow_reader(".arrows", True), "*.arrows"),
-    "tar_images": Format(_IMAGES, own.read_tar_images, "*.tar", leaves=_INDEXES),
+    "tar_images": Format(own.tar_writer(own.images_of), own.read_tar_images, "*.tar", leaves=_INDEXES),
     "tar_sounds": Format(own.tar_writer(own.sounds_of), own.read_tar_sounds, "*.tar", leaves=_INDEXES),
     "tar_gz": Format(
-        lambda folder, rows: own.write_webdataset(folder, rows, suffix=".tar.gz"),
+        own.tar_writer(own.arrays_of, suffix=".tar.gz"),
         lambda folder: own.read_tar(folder, "*.tar.gz"),
         opened=_decompressed,
     ),
