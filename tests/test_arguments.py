@@ -143,11 +143,7 @@ def ends_unprintably() -> Iterator[dict[str, int]]:
     ("source", "options", "where"),
     [
         (Failing(), {}, r"sample 3"),
-        (
-            [{"x": number} for number in range(6)],
-            {"transform": fails_at_three},
-            r"sample 3, rank 0, epoch 0, step 1",
-        ),
+        ([{"x": i} for i in range(6)], {"transform": fails_at_three}, r"sample 3, rank 0, epoch 0, step 1"),
         ([{"x": 0}], {"collate_fn": never_collates}, r"rank 0, epoch 0, step 0"),
         ([{"x": 0}], {"batch_transform": never_collates}, r"rank 0, epoch 0, step 0"),
         (rf.from_iterable(ends_unprintably), {}, r"rank 0"),

@@ -5,12 +5,14 @@ import os
 import re
 import resource
 import textwrap
-import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.support.jobs import run_python
+from tests.support.tables import write_table
 
 from rankfeed._util import handle_cache as module
 from rankfeed._util.handle_cache import HandleCache
@@ -58,11 +60,8 @@ def test_threads_get_the_handle_of_their_key_while_other_threads_evict_handles()
             if cache.get(asked, lambda: asked) != asked:  # noqa: B023
                 wrong.append(asked)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(read, range(1, 5)))
     assert not wrong
     assert len(cache) <= 3
 
@@ -118,12 +117,8 @@ ONE_BATCH = """
 
 def _run(script: str, folder: Path) -> str:
     """What a script prints that reads a folder of 80 files, each with a row that is its number."""
-    import pyarrow as pa
-
     for number in range(80):
-        batch = pa.record_batch({"x": [number]})
-        with pa.ipc.new_file(str(folder / f"{number:03}.arrow"), batch.schema) as writer:
-            writer.write(batch)
+        write_table(pa.table({"x": [number]}), folder / f"{number:03}.arrow")
     return run_python(textwrap.dedent(script), folder)
 
 

@@ -51,12 +51,8 @@ class InMemory(Downloads, InMemoryDataset):
 class OnDisk(Downloads, OnDiskDataset):
     def __init__(self, root: str, count: int = 40, transform: Any = None) -> None:
         self.count = count
-        sizes: Any = {
-            "x": {"dtype": torch.float, "size": (-1, 3)},
-            "edge_index": {"dtype": torch.long, "size": (2, -1)},
-            "y": int,
-        }
-        super().__init__(root, transform, schema=sizes)
+        x, edges = {"dtype": torch.float, "size": (-1, 3)}, {"dtype": torch.long, "size": (2, -1)}
+        super().__init__(root, transform, schema={"x": x, "edge_index": edges, "y": int})
 
     def process(self) -> None:
         for data in self.graphs():

@@ -92,12 +92,11 @@ def test_lance_sampler_reads_every_row_once_in_equal_steps_for_any_number_of_ran
 
 def test_lance_sampler_honours_filter_columns_and_row_ids_of_lance_dataset(table: str) -> None:
     ranks = []
+    options: dict[str, Any] = {"columns": ["id", "half"], "filter": "id % 5 = 0", "with_row_id": True}
     for sampler in samplers(2):
-        dataset = LanceDataset(
-            table, 16, columns=["id", "half"], filter="id % 5 = 0", with_row_id=True, sampler=sampler
-        )
+        dataset = LanceDataset(table, 16, sampler=sampler, **options)
         ranks += [row for batch in dataset for row in zip(*(batch[name].tolist() for name in batch), strict=True)]
-    scan = lance.dataset(table).to_table(["id", "half"], filter="id % 5 = 0", with_row_id=True)
+    scan = lance.dataset(table).to_table(**options)
     assert Counter(ranks) == Counter(tuple(row.values()) for row in scan.to_pylist())
 
 
@@ -174,7 +173,7 @@ def test_longer_lance_sampler_runs_keep_more_neighbouring_rows_together(table: s
     assert neighbours(run=1) < 20 < 300 < neighbours(run=8) < neighbours(run=32)
 
 
-def test_sharded_sampler_is_an_instance_of_lance_sampler(table: str) -> None:
+def test_sharded_sampler_is_an_instance_of_lance_sampler() -> None:
     assert isinstance(ShardedSampler(), Sampler)
 
 

@@ -21,6 +21,7 @@ import lightning.pytorch as L  # noqa: E402
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint  # noqa: E402
 from lightning.pytorch.tuner import Tuner  # noqa: E402
 from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
+from tests.integrations.jobs.lightning_module import QUIET, LinearModule  # noqa: E402
 
 from rankfeed.integrations.lightning import LoaderCheck  # noqa: E402
 
@@ -29,9 +30,7 @@ SAMPLES, ROWS, STEPS = 22, 4, 6
 SOURCE = rf.from_dataset([{"id": each} for each in range(SAMPLES)])
 
 #: Rows of a batch of a resumed job, and what limits it.
-OTHER_LIMITS = [
-    slow(*case) for case in ((2, "max_epochs"), (8, "max_epochs"), (2, "max_steps"), (ROWS, "max_steps"))
-]
+OTHER_LIMITS = [slow(2, "max_epochs"), slow(8, "max_epochs"), slow(2, "max_steps"), slow(ROWS, "max_steps")]
 
 #: The epoch, and the ids of a batch that was trained on.
 Steps = list[tuple[int, list[Any]]]
@@ -41,12 +40,11 @@ class Stopped(Exception):
     """Ends a job."""
 
 
-class Model(L.LightningModule):
+class Model(LinearModule):
     """Notes which batches were trained on to their end, and after which steps it validated."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
         self.trained: Steps = []
         self.validated: list[int] = []
 
@@ -73,9 +71,6 @@ class Model(L.LightningModule):
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.validated.append(self.global_step)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
     def stop(self, hook: str) -> None:
         """Called in each hook, for a model that ends its job."""
 
@@ -96,18 +91,31 @@ def loader(rows: int = ROWS, **options: Any) -> rf.Loader:
     return rf.Loader(SOURCE, rows, **{"shuffle": True, **options})
 
 
+def numbers(epoch: int) -> Any:
+    return ({"id": 100 * epoch + number} for number in range(9))
+
+
+def stream_loader(stream: Any = numbers) -> rf.Loader:
+    return rf.Loader(rf.from_iterable(stream), 2)
+
+
 def trainer(*callbacks: Any, check: bool = True, **options: Any) -> Any:
     return L.Trainer(
         accelerator="cpu",
         devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         enable_checkpointing=any(isinstance(each, Checkpoint) for each in callbacks),
         num_sanity_val_steps=0,
         callbacks=[*callbacks, *([LoaderCheck()] if check else [])],
+        **QUIET,
         **options,
     )
+
+
+def trained(feed: Any, *callbacks: Any, model: Any = None, ckpt_path: Path | None = None, **options: Any) -> Steps:
+    """The steps that a Trainer takes, with a Model unless another one is given."""
+    model = model or Model()
+    trainer(*callbacks, **options).fit(model, feed, ckpt_path=ckpt_path)
+    return model.trained
 
 
 def saver(folder: Path, **options: Any) -> Any:
@@ -137,7 +145,7 @@ def samples(steps: Steps, epoch: int) -> Counter[int]:
 def epoch_ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints at the end of an epoch: of its last step before it ends, when it ends, and after the fit."""
     folder = tmp_path_factory.mktemp("ends")
-    trainer(saver(folder / "last", every_n_train_steps=STEPS), max_epochs=1).fit(Model(), loader())
+    trained(loader(), saver(folder / "last", every_n_train_steps=STEPS), max_epochs=1)
     run = trainer(saver(folder / "end"), max_steps=STEPS)
     run.fit(Model(), loader())
     run.save_checkpoint(folder / "fit.ckpt")
@@ -200,11 +208,8 @@ def stopped(folder: Path, hook: str, batch: int, **options: Any) -> Model:
 @pytest.mark.parametrize(
     "hook",
     [
-        "on_before_batch_transfer",
-        "on_train_batch_start",
-        "training_step",
-        "on_before_optimizer_step",
-        "on_train_batch_end",
+        *("on_before_batch_transfer", "on_train_batch_start", "training_step"),
+        *("on_before_optimizer_step", "on_train_batch_end"),
     ],
 )
 @pytest.mark.parametrize("batch", [3, *map(slow, (STEPS - 1, STEPS))])
@@ -270,11 +275,11 @@ def test_several_loaders_stopped_by_an_exception_each_resume_with_the_interrupte
     assert before.trained + trained_on_both(ckpt_path=tmp_path / "stopped.ckpt") == trained_on_both()
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_one_loader_used_twice_in_a_lightning_trainer_raises_argument_error(every: int) -> None:
-    feed = loader()
+@pytest.mark.parametrize(("made", "every"), [(loader, 1), (loader, 2), (stream_loader, 1)])
+def test_one_loader_used_twice_in_a_lightning_trainer_raises_argument_error(made: Any, every: int) -> None:
+    feed = made()
     for train, val in [(feed, feed), (feed, [loader(), feed]), ({"a": feed, "b": feed}, None)]:
-        with pytest.raises(rf.errors.ArgumentError, match="one Loader cannot be read twice"):
+        with pytest.raises(ArgumentError, match="one Loader cannot be read twice"):
             trainer(max_epochs=2, check_val_every_n_epoch=every).fit(Model(), train, val)
 
 
@@ -299,10 +304,6 @@ def test_a_shorter_loader_restarted_within_an_epoch_resumes_like_an_uninterrupte
         assert trained_on_both(samples=samples, ckpt_path=checkpoint) == whole[steps:], (saved, steps)
 
 
-def numbers(epoch: int) -> Any:
-    return ({"id": 100 * epoch + number} for number in range(9))
-
-
 Counting = partial(StatefulStream, 9, "id")
 
 
@@ -310,54 +311,39 @@ Counting = partial(StatefulStream, 9, "id")
 def test_a_stream_resumes_after_any_batch_although_lightning_prefetches_one_batch(
     stream: Any, tmp_path: Path
 ) -> None:
-    def feed() -> rf.Loader:
-        return rf.Loader(rf.from_iterable(stream), 2)
-
-    whole = Model()
-    trainer(saver(tmp_path, every_n_train_steps=1), max_epochs=2).fit(whole, feed())
-    assert [epoch for epoch, _ in whole.trained] == [0] * 5 + [1] * 5
+    whole = trained(stream_loader(stream), saver(tmp_path, every_n_train_steps=1), max_epochs=2)
+    assert [epoch for epoch, _ in whole] == [0] * 5 + [1] * 5
     for step in range(1, 11):
-        rest = Model()
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "this epoch of a stream")
-            trainer(max_epochs=2).fit(rest, feed(), ckpt_path=tmp_path / f"step={step}.ckpt")
-        assert whole.trained[:step] + rest.trained == whole.trained, step
+            rest = trained(stream_loader(stream), max_epochs=2, ckpt_path=tmp_path / f"step={step}.ckpt")
+        assert whole[:step] + rest == whole, step
 
 
 def test_a_loader_combined_with_a_stream_resumes_after_any_lightning_batch(tmp_path: Path) -> None:
     def feeds() -> Any:
-        return CombinedLoader([loader(shuffle=False), rf.Loader(rf.from_iterable(Counting), 2)], "max_size_cycle")
+        return CombinedLoader([loader(shuffle=False), stream_loader(Counting)], "max_size_cycle")
 
     class Pairs(Model):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             return super().training_step({"id": torch.cat([batch[0]["id"], batch[1]["id"]])}, batch_idx)
 
-    whole = Pairs()
-    trainer(saver(tmp_path, every_n_train_steps=1), max_epochs=1).fit(whole, feeds())
-    assert len(whole.trained) == STEPS
+    whole = trained(feeds(), saver(tmp_path, every_n_train_steps=1), model=Pairs(), max_epochs=1)
+    assert len(whole) == STEPS
     for step in (1, 4):
-        rest = Pairs()
-        trainer(max_epochs=1).fit(rest, feeds(), ckpt_path=tmp_path / f"step={step}.ckpt")
-        assert whole.trained[:step] + rest.trained[: 5 - step] == whole.trained[:5]
+        rest = trained(feeds(), model=Pairs(), max_epochs=1, ckpt_path=tmp_path / f"step={step}.ckpt")
+        assert whole[:step] + rest[: 5 - step] == whole[:5]
 
 
 def test_a_stream_in_a_lightning_run_stopped_by_an_error_resumes_with_the_interrupted_batch(
     tmp_path: Path,
 ) -> None:
-    stopped, rest = Stopping("training_step", 3), Model()
+    stopped = Stopping("training_step", 3)
     with pytest.raises(Stopped):
-        trainer(saver(tmp_path, save_on_exception=True), max_epochs=1).fit(
-            stopped, rf.Loader(rf.from_iterable(Counting), 2)
-        )
+        trained(stream_loader(Counting), saver(tmp_path, save_on_exception=True), model=stopped, max_epochs=1)
     (checkpoint,) = tmp_path.iterdir()
-    trainer(max_epochs=1).fit(rest, rf.Loader(rf.from_iterable(Counting), 2), ckpt_path=checkpoint)
-    assert samples(stopped.trained + rest.trained, 0) == Counter(range(9))
-
-
-def test_using_one_stream_loader_for_training_and_validation_raises_argument_error() -> None:
-    feed = rf.Loader(rf.from_iterable(numbers), 2)
-    with pytest.raises(ArgumentError, match="cannot be read twice"):
-        trainer(max_epochs=1).fit(Model(), feed, feed)
+    rest = trained(stream_loader(Counting), max_epochs=1, ckpt_path=checkpoint)
+    assert samples(stopped.trained + rest, 0) == Counter(range(9))
 
 
 class Preparing(Model):
@@ -396,7 +382,7 @@ class Preparing(Model):
 def every_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of each step of two epochs."""
     folder = tmp_path_factory.mktemp("every_step")
-    trainer(saver(folder, every_n_train_steps=1), max_epochs=2).fit(Model(), loader())
+    trained(loader(), saver(folder, every_n_train_steps=1), max_epochs=2)
     return folder
 
 
@@ -418,25 +404,21 @@ def test_reading_the_loader_in_a_hook_before_training_changes_neither_position_n
     starts = [0, 3, STEPS + 2] if hook == "on_train_start" else [0, 3, STEPS, STEPS + 2]
     for start in starts:
         model, folder = Preparing(hook, use), tmp_path / str(start)
-        checkpoint = {"ckpt_path": every_step / f"step={start}.ckpt"} if start else {}
-        keep = saver(folder, every_n_train_steps=1)
-        trainer(keep, check=check, max_epochs=3).fit(model, loader(), **checkpoint)
-        assert model.trained == due[start:], start
+        checkpoint = every_step / f"step={start}.ckpt" if start else None
+        options: Any = {"check": check, "max_epochs": 3, "ckpt_path": checkpoint}
+        steps = trained(loader(), saver(folder, every_n_train_steps=1), model=model, **options)
+        assert steps == due[start:], start
         for step in range(start + 1, start + 3) if check else ():
-            again = Model()
-            trainer(max_epochs=3).fit(again, loader(), ckpt_path=folder / f"step={step}.ckpt")
-            assert again.trained == due[step:], (start, step)
+            again = trained(loader(), max_epochs=3, ckpt_path=folder / f"step={step}.ckpt")
+            assert again == due[step:], (start, step)
 
 
 def test_a_stream_read_in_a_hook_before_the_checkpoint_is_loaded_still_resumes(tmp_path: Path) -> None:
-    def fit(model: Model, *callbacks: Any, **options: Any) -> Steps:
-        trainer(*callbacks, max_epochs=2).fit(model, rf.Loader(rf.from_iterable(numbers), 2), **options)
-        return model.trained
-
-    whole = fit(Model(), saver(tmp_path, every_n_train_steps=1))
+    whole = trained(stream_loader(), saver(tmp_path, every_n_train_steps=1), max_epochs=2)
     for step in (3, 5, 7):
         for model in (Preparing("configure_optimizers", "length"), Preparing("on_fit_start", "batch")):
-            assert fit(model, ckpt_path=tmp_path / f"step={step}.ckpt") == whole[step:]
+            rest = trained(stream_loader(), model=model, max_epochs=2, ckpt_path=tmp_path / f"step={step}.ckpt")
+            assert rest == whole[step:]
 
 
 @pytest.mark.parametrize("start", [0, 3])
@@ -471,12 +453,11 @@ def unchecked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, feed, options in (
         ("middle", loader(), {"every_n_train_steps": 3}),
         ("in hand", loader(), {"save_on_exception": True, "save_last": False}),
-        ("stream", rf.Loader(rf.from_iterable(numbers), 2), {"every_n_train_steps": 2}),
+        ("stream", stream_loader(), {"every_n_train_steps": 2}),
     ):
         folder = tmp_path_factory.mktemp("unchecked")
-        keep = saver(folder, **options)
         with pytest.raises(Stopped):
-            trainer(keep, check=False, max_epochs=1).fit(Stopping("training_step", 3), feed)
+            trained(feed, saver(folder, **options), model=Stopping("training_step", 3), check=False, max_epochs=1)
         checkpoints[name] = min(folder.iterdir())
     return checkpoints
 
@@ -484,9 +465,8 @@ def unchecked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_without_loader_check_a_mid_epoch_lightning_checkpoint_resumes_without_loss(
     unchecked: dict[str, Path],
 ) -> None:
-    model = Model()
-    trainer(check=False, max_epochs=2).fit(model, loader(), ckpt_path=unchecked["middle"])
-    assert model.trained == planned(range(2))[3:]
+    rest = trained(loader(), check=False, max_epochs=2, ckpt_path=unchecked["middle"])
+    assert rest == planned(range(2))[3:]
 
 
 @pytest.mark.parametrize("check", [False, True], ids=["without", "with"])
@@ -494,17 +474,17 @@ def test_without_loader_check_a_mid_epoch_lightning_checkpoint_resumes_without_l
 def test_a_lightning_checkpoint_saved_without_loader_check_that_would_lose_samples_raises_state_error(
     name: str, check: bool, unchecked: dict[str, Path]
 ) -> None:
-    feed = loader() if name == "in hand" else rf.Loader(rf.from_iterable(numbers), 2)
+    feed = loader() if name == "in hand" else stream_loader()
     with pytest.raises(StateError, match=r"(?s)would lose or repeat samples.*LoaderCheck\(\)"):
-        trainer(check=check, max_epochs=1).fit(Model(), feed, ckpt_path=unchecked[name])
+        trained(feed, check=check, max_epochs=1, ckpt_path=unchecked[name])
 
 
 @pytest.mark.parametrize("check", [False, True], ids=["without", "with"])
 def test_a_lightning_checkpoint_of_a_run_that_repeats_its_epoch_raises_state_error(
     check: bool, epoch_ends: dict[str, Path], tmp_path: Path
 ) -> None:
-    keep = saver(tmp_path, every_n_train_steps=1)
-    trainer(keep, check=False, max_epochs=2).fit(Model(), loader(), ckpt_path=epoch_ends["last_batch"])
+    options: Any = {"check": False, "max_epochs": 2, "ckpt_path": epoch_ends["last_batch"]}
+    trained(loader(), saver(tmp_path, every_n_train_steps=1), **options)
     for step in (STEPS + 1, 2 * STEPS - 1):
         model = Model()
         with pytest.raises(StateError, match=r"(?s)would lose or repeat samples.*LoaderCheck\(\)"):

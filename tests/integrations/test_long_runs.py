@@ -24,11 +24,12 @@ GROWTH = 4 << 20
 pytestmark = pytest.mark.timeout(3600)
 
 
-def check(out: Path) -> list[str]:
-    lines = []
+@pytest.mark.soak
+def test_many_epochs_leak_no_memory_files_threads_or_processes(tmp_path: Path) -> None:
+    jobs.run(jobs.torchrun(2, SCRIPT, tmp_path, EPOCHS, *CELLS), tmp_path / "log", 3000)
     for cell in CELLS:
         for rank in range(2):
-            notes = json.loads((out / f"{cell.replace(':', '-')}-{rank}.json").read_text())
+            notes = json.loads((tmp_path / f"{cell.replace(':', '-')}-{rank}.json").read_text())
             assert len(notes) == EPOCHS
             quarter = EPOCHS // 4
             early, late = notes[quarter : 2 * quarter], notes[-quarter:]
@@ -39,15 +40,9 @@ def check(out: Path) -> list[str]:
             before, after = (statistics.median(note["memory"] for note in part) for part in (early, late))
             growth = after - before
             last = late[-1]
-            lines.append(
+            line = (
                 f"{cell}, rank {rank}: {growth / 1024:.0f} KiB more, at {after / 2**20:.0f} MiB, "
                 f"{last['files']} files, {last['threads']} threads, {last['processes']} processes"
             )
-            assert growth <= GROWTH, lines[-1]
-    return lines
-
-
-@pytest.mark.soak
-def test_many_epochs_leak_no_memory_files_threads_or_processes(tmp_path: Path) -> None:
-    jobs.run(jobs.torchrun(2, SCRIPT, tmp_path, EPOCHS, *CELLS), tmp_path / "log", 3000)
-    print("\n".join(check(tmp_path)))
+            print(line)
+            assert growth <= GROWTH, line

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.jobs import run_python
 
 from rankfeed.diagnostics.doctor import Examination
 from rankfeed.diagnostics.findings import Finding
@@ -49,8 +50,7 @@ def test_pytest_plugin_fails_a_test_whose_loader_is_not_sharded_by_rank(tmp_path
 
 def test_importing_the_pytest_plugin_does_not_import_torch_numpy_or_pyarrow() -> None:
     code = "import rankfeed.integrations.pytest_plugin, sys; print({'torch', 'pyarrow', 'numpy'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert run_python(code) == "set()\n"
 
 
 class Examined(Rankfeed):

@@ -1,8 +1,6 @@
 """`rf.DistributedBatchSampler` with map-style datasets of wids, Lance and Hugging Face in a stock DataLoader."""
 
-import io
 import json
-import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,16 +11,12 @@ import pyarrow as pa
 import pytest
 import wids
 from lance.torch.data import SafeLanceDataset
+from tests.support.tar import write_tar
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
 
 SAMPLES, SHARD = 53, 20
-
-
-def in_place(url: str) -> str:
-    """For wids, which copies local shards into a cache folder otherwise."""
-    return url
 
 
 def id_of(sample: dict[str, Any]) -> dict[str, Any]:
@@ -34,15 +28,12 @@ def wids_dataset(folder: Path) -> Any:
     for first in range(0, SAMPLES, SHARD):
         ids = range(first, min(first + SHARD, SAMPLES))
         path = folder / f"shard-{first}.tar"
-        with tarfile.open(path, "w") as archive:
-            for sample_id in ids:
-                member = tarfile.TarInfo(f"{sample_id:06d}.cls")
-                member.size = len(str(sample_id))
-                archive.addfile(member, io.BytesIO(str(sample_id).encode()))
+        write_tar(path, {f"{sample_id:06d}.cls": b"%d" % sample_id for sample_id in ids})
         shards.append({"url": path.name, "nsamples": len(ids), "filesize": path.stat().st_size})
     index = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shards}
     (folder / "wids.json").write_text(json.dumps(index))
-    return wids.ShardListDataset(str(folder / "wids.json"), localname=in_place, transformations=[id_of])
+    # By a local name of its own, wids copies shards into a cache folder.
+    return wids.ShardListDataset(str(folder / "wids.json"), localname=lambda url: url, transformations=[id_of])
 
 
 def lance_dataset(folder: Path) -> Any:

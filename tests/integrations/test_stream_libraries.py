@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import rankfeed as rf
 from rankfeed.errors import ArgumentError, StateError
 
 
-def numbers(row: Any) -> Any:
-    return row if isinstance(row, torch.Tensor) else row["x"]
+def numbers(batches: Iterable[Any]) -> list[int]:
+    tensors = [batch if isinstance(batch, torch.Tensor) else batch["x"] for batch in batches]
+    return [number for tensor in tensors for number in tensor.ravel().tolist()]
 
 
 def stopped_and_resumed(make: Callable[[], Any], size: int, own: bool) -> None:
@@ -27,16 +28,14 @@ def stopped_and_resumed(make: Callable[[], Any], size: int, own: bool) -> None:
     state: dict[str, Any] = {}
     for rank in range(2):
         loader = rf.Loader(rf.from_iterable(make), 3, topology=rf.Topology(rank=rank, world_size=2))
-        for batch in itertools.islice(iter(loader), 4):
-            seen += numbers(batch).tolist()
+        seen += numbers(itertools.islice(iter(loader), 4))
         state = loader.state_dict()
         assert (state["own"] is not None) == own
     for rank in range(3):
         loader = rf.Loader(rf.from_iterable(make), 2, topology=rf.Topology(rank=rank, world_size=3))
         loader.load_state_dict(json.loads(json.dumps(state)))
-        for batch in loader:
-            seen += numbers(batch).tolist()
-        assert numbers(next(iter(loader))).tolist()[0] == rank
+        seen += numbers(loader)
+        assert numbers(itertools.islice(loader, 1))[0] == rank
     assert Counter(seen) == Counter(range(size))
 
 
@@ -59,8 +58,7 @@ def test_a_hugging_face_iterable_dataset_resumes_by_its_own_state_dict() -> None
     next(it)
     loader.load_state_dict(loader.state_dict())
     for first in (8, 0):
-        seen = [number for batch in loader for number in numbers(batch).tolist()]
-        assert seen == list(range(first, 40))
+        assert numbers(loader) == list(range(first, 40))
 
 
 def test_a_torchdata_nodes_graph_resumes_by_its_own_state_dict() -> None:
@@ -109,13 +107,11 @@ def test_resuming_an_unseeded_webdataset_shuffle_raises_state_error(tmp_path: Pa
 def test_lightning_trains_on_a_stream_loader_and_accelerate_prepare_returns_it_unchanged(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
     accelerate = pytest.importorskip("accelerate")
+    from tests.integrations.jobs.lightning_module import QUIET, LinearModule
+
     seen: list[list[int]] = []
 
-    class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
-
+    class Model(LinearModule):
         def on_train_epoch_start(self) -> None:
             seen.append([])
 
@@ -123,21 +119,14 @@ def test_lightning_trains_on_a_stream_loader_and_accelerate_prepare_returns_it_u
             seen[-1] += (batch["x"] - 100 * batch["epoch"]).tolist()
             return self.layer(batch["x"][:, None].float()).mean()
 
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.01)
-
     def stream(epoch: int) -> Iterator[dict[str, int]]:
         return ({"x": 100 * epoch + number, "epoch": epoch} for number in range(9))
 
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-
     loader = rf.Loader(rf.from_iterable(stream), 2)
-    given = {"max_epochs": 2, "enable_checkpointing": False, "default_root_dir": str(tmp_path)}
-    trainer = lightning.Trainer(**quiet, **given)
-    trainer.fit(Model(), loader)
+    given = {"accelerator": "cpu", "enable_checkpointing": False, "default_root_dir": str(tmp_path)}
+    lightning.Trainer(max_epochs=2, **given, **QUIET).fit(Model(), loader)
     assert seen == [list(range(9))] * 2
-    prepared = accelerate.Accelerator(cpu=True).prepare(loader)
-    assert prepared is loader
+    assert accelerate.Accelerator(cpu=True).prepare(loader) is loader
 
 
 def stream_loader() -> rf.Loader:
@@ -153,21 +142,18 @@ def test_accelerated_on_a_stream_raises_and_register_for_checkpointing_resumes_i
     with pytest.raises(ArgumentError, match=r"register_for_checkpointing\(loader\)"):
         accelerated(first, accelerator)
     accelerator.register_for_checkpointing(first)
-    seen = [number for batch in itertools.islice(first, 2) for number in batch["x"].tolist()]
+    seen = numbers(itertools.islice(first, 2))
     accelerator.save_state(str(tmp_path))
     resumed = accelerate.Accelerator(cpu=True)
     resumed.register_for_checkpointing(second)
     resumed.load_state(str(tmp_path))
-    assert seen + [number for batch in second for number in batch["x"].tolist()] == list(range(9))
+    assert seen + numbers(second) == list(range(9))
 
 
 @pytest.mark.parametrize("fed", [stream_loader(), stream_loader().source], ids=["loader", "stream"])
 def test_a_transformers_trainer_with_a_stream_raises_argument_error(fed: Any, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    from rankfeed.integrations.transformers import FeedMixin
-
-    class Trainer(FeedMixin, transformers.Trainer):  # type: ignore[misc, name-defined]
-        pass
+    from tests.integrations.jobs.transformers_feed import Trainer
 
     given = {"model": torch.nn.Linear(1, 1), "args": transformers.TrainingArguments(str(tmp_path), use_cpu=True)}
     with pytest.raises(ArgumentError, match="cannot train on a stream"):
@@ -230,15 +216,12 @@ def test_a_hugging_face_shuffle_buffer_resumes_with_the_remaining_samples_in_ord
         feed.set_epoch(epoch)
         return feed
 
-    def values(batches: Iterator[Any]) -> list[int]:
-        return [number for batch in batches for number in numbers(batch).ravel().tolist()]
-
-    whole = values(iter(loader()))
+    whole = numbers(loader())
     for steps in (1, 3):
         first, second = loader(), loader()
-        seen = values(itertools.islice(iter(first), steps))
+        seen = numbers(itertools.islice(first, steps))
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        assert seen + values(iter(second)) == whole
+        assert seen + numbers(second) == whole
     assert name == "shuffle" or len(whole) > 12
 
 
@@ -248,22 +231,20 @@ def test_a_shuffle_buffer_state_saved_by_an_earlier_version_resumes_by_counting_
     whole = [row["x"] for row in dataset]
     list(itertools.islice(iter(dataset), 6))
     loader = rf.Loader(rf.from_iterable(lambda: shuffled(datasets)), 3)
-    loader.load_state_dict(
-        {**loader.state_dict(), "position": 6, "steps": 2, "at": 6, "own": dataset.state_dict()}
-    )
-    assert [number for batch in loader for number in batch["x"].tolist()] == whole[6:]
+    earlier = {"position": 6, "steps": 2, "at": 6, "own": dataset.state_dict()}
+    loader.load_state_dict({**loader.state_dict(), **earlier})
+    assert numbers(loader) == whole[6:]
 
 
 def test_an_unseeded_shuffle_buffer_resumes_with_the_same_object_and_else_raises_state_error() -> None:
     datasets = pytest.importorskip("datasets")
     dataset = shuffled(datasets, seed=None)
-    first, again, other = (
-        rf.Loader(rf.from_iterable(each), 3) for each in (dataset, dataset, shuffled(datasets, 0, None))
-    )
-    seen = [number for batch in itertools.islice(iter(first), 2) for number in batch["x"].tolist()]
+    streams = dataset, dataset, shuffled(datasets, 0, None)
+    first, again, other = (rf.Loader(rf.from_iterable(stream), 3) for stream in streams)
+    seen = numbers(itertools.islice(first, 2))
     state = first.state_dict()
     again.load_state_dict(state)
-    assert Counter(seen + [number for batch in again for number in batch["x"].tolist()]) == Counter(range(20))
+    assert Counter(seen + numbers(again)) == Counter(range(20))
     other.load_state_dict(state)
     with pytest.raises(StateError, match=r"(?s)same in another order.*give its shuffle a fixed seed"):
         next(iter(other))

@@ -65,10 +65,7 @@ def slurm(
         _configure(root, nodes, cpus, net)
         on_hub = [] if net is None else net.hub.command([])
         on_host = [[]] * nodes if net is None else [host.command([]) for host in net.hosts]
-        munge = [
-            f"--{name}={root}/munge.{name.split('-')[0]}"
-            for name in ("key-file", "pid-file", "log-file", "seed-file")
-        ]
+        munge = [f"--{name}-file={root}/munge.{name}" for name in ("key", "pid", "log", "seed")]
         for name, command in (
             ("munged", ["munged", "--foreground", "--force", f"--socket={root}/munge.sock", *munge]),
             ("slurmctld", [*on_hub, "slurmctld", "-D", "-c"]),
@@ -124,11 +121,9 @@ def _until(happened, patience: float, root: Path) -> None:
     end = time.monotonic() + patience
     while not happened():
         if time.monotonic() > end:
-            logs = [
-                f"{log.name}:\n{log.read_text()[-2000:]}"
-                for log in sorted((*root.glob("*.log"), *root.glob("*.out")))
-            ]
-            raise RuntimeError("Slurm does not start\n" + "\n".join(logs))
+            logs = sorted((*root.glob("*.log"), *root.glob("*.out")))
+            ends = [f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs]
+            raise RuntimeError("Slurm does not start\n" + "\n".join(ends))
         time.sleep(0.1)
 
 

@@ -1,9 +1,7 @@
 """The anonymous and shared memory of a rank does not grow with the dataset."""
 
-import io
 import json
 import shutil
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 from tests.support import jobs
 from tests.support.marks import slow, soak
+from tests.support.tar import write_tar
 
 import rankfeed as rf
 
@@ -41,17 +40,24 @@ def write(kind: str, nbytes: int, path: Path) -> None:
     if kind != "tars":
         rf.write(rows(kind, nbytes), path, progress=False)
         return
-    path.mkdir()
     content = np.random.default_rng(0).bytes(60_000)
     for shard in range(8):
-        with tarfile.open(path / f"{shard}.tar", "w") as tar:
-            for number in range(nbytes // 8 // len(content)):
-                member = tarfile.TarInfo(f"{number:06d}.bin")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+        write_tar(path / f"{shard}.tar", ((f"{i:06d}.bin", content) for i in range(nbytes // 8 // len(content))))
 
 
-def compare(tmp_path: Path, kind: str, nbytes: int, steps: int) -> None:
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("kind", "nbytes", "steps"),
+    [
+        slow("large rows", 64 << 20, 1500),
+        soak("tars", 64 << 20, 1500),
+        soak("large rows", 1 << 30, 6000),
+        soak("small rows", 1 << 30, 6000),
+    ],
+)
+def test_the_memory_of_a_rank_is_the_same_for_eight_times_the_data(
+    kind: str, nbytes: int, steps: int, tmp_path: Path
+) -> None:
     sizes, used = [], []
     for name, times in (("one", 1), ("eight", 8)):
         path = tmp_path / name
@@ -64,20 +70,3 @@ def compare(tmp_path: Path, kind: str, nbytes: int, steps: int) -> None:
     print(f"\n{kind}: {said}")
     assert sizes[1] > 7 * sizes[0]
     assert abs(used[1] - used[0]) <= 0.1 * used[0], said
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    ("kind", "nbytes", "steps"),
-    [
-        slow("large rows", 64 << 20, 1500),
-        *(
-            soak(*case)
-            for case in (("tars", 64 << 20, 1500), ("large rows", 1 << 30, 6000), ("small rows", 1 << 30, 6000))
-        ),
-    ],
-)
-def test_the_memory_of_a_rank_is_the_same_for_eight_times_the_data(
-    kind: str, nbytes: int, steps: int, tmp_path: Path
-) -> None:
-    compare(tmp_path, kind, nbytes, steps)

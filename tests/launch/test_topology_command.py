@@ -31,8 +31,7 @@ def checked(
     told = json.loads(run([*command, *asked], environ, 200))
     assert Counter(row["rank"] for row in told["ranks"]) == Counter(range(ranks))
     first = Counter(sample for row in told["ranks"] for sample in row["reads_first"])
-    topology = rf.Topology()
-    whole = rf.Schedule(rf.Plan(64), batch_size=4 * ranks, topology=topology).batch(0)
+    whole = rf.Schedule(rf.Plan(64), batch_size=4 * ranks, topology=rf.Topology()).batch(0)
     assert first == Counter(whole.tolist())
     assert not list(folder.glob(".rankfeed*"))
     return told

@@ -98,22 +98,15 @@ def two_nodes(launcher: str) -> Counter:
 TASKS = ["-n4", "-N2", "--ntasks-per-node=2"]
 STANDALONE = [*TORCHRUN, "--standalone", "--nproc-per-node=2"]
 UNEVEN = Counter([("slurm", 0, 3, 0, 2, 0, 2), ("slurm", 1, 3, 1, 2, 0, 2), ("slurm", 2, 3, 0, 1, 1, 2)])
+VIRTUAL = Counter(("torchrun", rank, 2, 0, 2, 0, 1) for rank in range(2))
 #: Of the child of a process that has initialised MPI by itself: it is alone.
 SINGLETON = f"import subprocess; from mpi4py import MPI; subprocess.run({PRINT}, check=True)"
 
 # launch: the launcher, its command, what all processes together take themselves for
 LAUNCHES = {
     "torchrun": ("torchrun", [*STANDALONE, *PRINT[1:]], one_node("torchrun", 2)),
-    "torchrun, by the process group": (
-        "torchrun",
-        [*STANDALONE, *PRINT[1:], "--group"],
-        one_node("torch.distributed", 2),
-    ),
-    "torchrun, virtual local ranks": (
-        "torchrun",
-        [*STANDALONE, "--virtual-local-rank", *PRINT[1:]],
-        Counter(("torchrun", rank, 2, 0, 2, 0, 1) for rank in range(2)),
-    ),
+    "torchrun, group": ("torchrun", [*STANDALONE, *PRINT[1:], "--group"], one_node("torch.distributed", 2)),
+    "torchrun, virtual local ranks": ("torchrun", [*STANDALONE, "--virtual-local-rank", *PRINT[1:]], VIRTUAL),
     "Open MPI": ("openmpi", [*OPENMPI, "-np", "4", *PRINT], one_node("openmpi", 4)),
     "Open MPI, a process beside it": ("openmpi", [sys.executable, "-c", SINGLETON], one_node("single", 1)),
     "MPICH": ("mpich", [*MPICH, "-n", "4", *PRINT], one_node("mpich", 4)),
@@ -122,24 +115,17 @@ LAUNCHES = {
     "srun, PMIx": ("srun", ["srun", "--mpi=pmix", *TASKS, *PRINT], two_nodes("slurm")),
     "srun, uneven nodes": ("srun", ["srun", "-n3", "-N2", "-m", "plane=2", *PRINT], UNEVEN),
     # Neither is taken for the step of its daemons.
-    "Open MPI in an allocation": (
+    "salloc, Open MPI": (
         "srun",
         ["salloc", *TASKS, *OPENMPI, "-np", "4", "--map-by", "ppr:2:node", *PRINT],
         two_nodes("openmpi"),
     ),
-    "MPICH in an allocation": (
-        "srun",
-        ["salloc", *TASKS, *MPICH, "-n", "4", "-ppn", "2", *PRINT],
-        two_nodes("mpich"),
-    ),
+    "salloc, MPICH": ("srun", ["salloc", *TASKS, *MPICH, "-n", "4", "-ppn", "2", *PRINT], two_nodes("mpich")),
 }
-SLOW = (
-    "torchrun, by the process group",
-    "torchrun, virtual local ranks",
-    "Open MPI, a process beside it",
-    "srun, PMI 2",
-    "MPICH in an allocation",
-)
+SLOW = {
+    *("torchrun, group", "torchrun, virtual local ranks", "Open MPI, a process beside it"),
+    *("srun, PMI 2", "salloc, MPICH"),
+}
 
 
 @pytest.mark.parametrize(

@@ -58,20 +58,14 @@ def check_read_once(run_folder: Path, epochs: int) -> None:
 
 def reached(run_folder: Path, start: int, epoch: int, position: int) -> bool:
     """Whether the start of that number has come so far."""
-    found = list(attempts(run_folder).values())
-    return len(found) > start and any(
-        (line[0], line[1]) >= (epoch, position) for lines in found[start] for line in lines[-1:]
-    )
+    begun = list(attempts(run_folder).values())
+    return len(begun) > start and any(lines[-1][:2] >= [epoch, position] for lines in begun[start] if lines)
 
 
 def kill_one(run_folder: Path, job: int) -> None:
     """SIGKILL rank 1 of what runs now."""
-    alive = {process.pid for process in jobs.family(job)}
-    (pid,) = [
-        int(path.stem.split("-")[-1])
-        for path in run_folder.glob("read-1-of-*.txt")
-        if int(path.stem.split("-")[-1]) in alive
-    ]
+    started = {int(path.stem.split("-")[-1]) for path in run_folder.glob("read-1-of-*.txt")}
+    (pid,) = started & {process.pid for process in jobs.family(job)}
     os.kill(pid, signal.SIGKILL)
 
 

@@ -139,45 +139,20 @@ POOL: dict[str, Callable[[], Any]] = {
             *([None], [True], [1.5], ["x", 1], [[1]], [b"x"], (), (0,), (1, 2), ("x",), {}, {"x": 1}, {1: 2}),
             *({"": 1}, set(), {1}, frozenset({1}), range(0), range(3), range(5, 0, -1), slice(0, 2), slice("a")),
             *({"x": {}}, {"x": "int64"}, {"x": None}, [{}], [{"x": 1}], [{"x": 1}, {"y": 2}], Ellipsis),
+            *(np.True_, np.uint8(4), np.int8(-1), np.int64(2), np.uint64(2**64 - 1), np.float64("nan")),
+            *(np.float32(0.5), np.longdouble(2), np.datetime64("2020-01-01"), np.str_("x"), np.ma.masked),
+            *(np.array(3), np.array([]), np.array([0, 1]), np.array(["x"]), np.array([True])),
+            *(np.zeros((2, 2)), np.array([2**63], np.uint64), torch.empty(2, device="meta"), torch.int64),
+            *(torch.tensor(2), torch.tensor([0, 1]), torch.tensor(True), torch.tensor(0.5)),
+            *(torch.device("cpu"), torch.device("cuda:99"), decimal.Decimal(1), fractions.Fraction(1, 2)),
+            *(datetime.timedelta(seconds=1), datetime.date(2020, 1, 1), Level.TWO, Path("no/such")),
         )
     },
     "10**5000": lambda: 10**5000,
     "'x' * 100000": lambda: "x" * 100_000,
-    "np.True_": lambda: np.True_,
-    "np.uint8(4)": lambda: np.uint8(4),
-    "np.int8(-1)": lambda: np.int8(-1),
-    "np.int64(2)": lambda: np.int64(2),
-    "np.uint64(2**64 - 1)": lambda: np.uint64(2**64 - 1),
-    "np.float32(0.5)": lambda: np.float32(0.5),
-    "np.float64(nan)": lambda: np.float64("nan"),
-    "np.longdouble(2)": lambda: np.longdouble(2),
-    "np.datetime64": lambda: np.datetime64("2020-01-01"),
-    "np.str_('x')": lambda: np.str_("x"),
-    "np.array(3)": lambda: np.array(3),
-    "np.array([0, 1])": lambda: np.array([0, 1]),
-    "np.array([])": lambda: np.array([]),
-    "np.array(['x'])": lambda: np.array(["x"]),
-    "np.array([True])": lambda: np.array([True]),
     "np.array([object()])": lambda: np.array([object()]),
-    "np.zeros((2, 2))": lambda: np.zeros((2, 2)),
-    "np.array([2**63], uint64)": lambda: np.array([2**63], np.uint64),
-    "np.ma.masked": lambda: np.ma.masked,
-    "torch.tensor(2)": lambda: torch.tensor(2),
-    "torch.tensor([0, 1])": lambda: torch.tensor([0, 1]),
-    "torch.tensor(True)": lambda: torch.tensor(True),
-    "torch.tensor(0.5)": lambda: torch.tensor(0.5),
-    "torch.empty(0, meta)": lambda: torch.empty(2, device="meta"),
-    "torch.int64": lambda: torch.int64,
-    "torch.device('cpu')": lambda: torch.device("cpu"),
-    "torch.device('cuda:99')": lambda: torch.device("cuda:99"),
-    "Decimal(1)": lambda: decimal.Decimal(1),
-    "Fraction(1, 2)": lambda: fractions.Fraction(1, 2),
-    "timedelta": lambda: datetime.timedelta(seconds=1),
-    "date": lambda: datetime.date(2020, 1, 1),
     "Text('x')": lambda: Text("x"),
     "Number(2)": lambda: Number(2),
-    "Level.TWO": lambda: Level.TWO,
-    "Path('no/such')": lambda: Path("no/such"),
     "memoryview": lambda: memoryview(b"x"),
     "nested(100_000)": lambda: nested(100_000),
     "endless()": endless,
@@ -317,24 +292,35 @@ def rows(count: int = 10) -> rf.Source:
     return rf.from_dataset([{"x": number, "y": np.arange(number % 3)} for number in range(count)])
 
 
+#: Parameters of a loader on which its samples depend.
+_CHANGES_SAMPLES = {
+    "source",
+    "topology",
+    "tail",
+    "columns",
+    "transform",
+    "batch_transform",
+    "collate_fn",
+    "factory",
+}
+
+
 def read(loader: Any, parameter: str = "") -> None:
     """Read an epoch, and compare what came with what should."""
-    counts: Counter[int] = Counter()
     batches = list(itertools.islice(loader, 100))
-    if parameter in (
-        "source",
-        "tail",
-        "transform",
-        "batch_transform",
-        "collate_fn",
-        "columns",
-        "topology",
-        "factory",
-    ):
-        return
-    for batch in batches:
-        counts.update(batch["x"].tolist())
-    assert counts == Counter(range(10)), counts
+    if parameter not in _CHANGES_SAMPLES:
+        counts = Counter(x for batch in batches for x in batch["x"].tolist())
+        assert counts == Counter(range(10)), counts
+
+
+def take(items: Any, parameter: str = "") -> None:
+    """Read the first items."""
+    list(itertools.islice(items, 20))
+
+
+def to_text(result: Any, parameter: str = "") -> None:
+    """Print the result."""
+    str(result)
 
 
 def fetch(source: Any, parameter: str = "") -> None:
@@ -349,11 +335,6 @@ def fetch(source: Any, parameter: str = "") -> None:
 def build(staging: Path) -> None:
     """Write something."""
     (staging / "data.txt").write_text("hello")
-
-
-def _seconds(loader: Any) -> dict[str, Any]:
-    loader.set_epoch(1)
-    return {"loader": loader}
 
 
 def _schedule() -> rf.Schedule:
@@ -392,14 +373,7 @@ def _files(name: str) -> Callable[[], dict[str, Any]]:
 
 _SAMPLER = ("num_samples_or_source", "batch_size", "shuffle", "seed", "tail", "start", "topology")
 _OPEN = ("uri", "columns", "format", "storage_options", "allow_pickle", "cache_dir")
-
-
-def _mesh_call(mesh: Any, dims: Any) -> Any:
-    return rf.Topology.from_mesh(mesh, dims)
-
-
-def _nothing_watched(watch: Any, parameter: str) -> None:
-    watch.close()
+_OPEN_TAR = ("decode", "missing", "duplicate_keys", "split", "index", "decompress")
 
 
 def _lockstep(lockstep: Any, parameter: str) -> None:
@@ -446,14 +420,12 @@ def targets() -> dict[str, Target]:
         },
         "Topology": Target(rf.Topology),
         "Topology.detect": Target(rf.Topology.detect),
-        "Topology.from_mesh": Target(_mesh_call, lambda: {"mesh": _mesh(), "dims": "dp"}),
+        "Topology.from_mesh": Target(rf.Topology.from_mesh, lambda: {"mesh": _mesh(), "dims": "dp"}),
         "Source.fetch": Target(source.fetch, lambda: {"sample_ids": [0]}),
         "Source.expect": Target(source.expect, lambda: {"sample_ids": [0]}),
         "Source.select": Target(source.select, lambda: {"chosen": lambda row: row["x"] > 3}, fetch),
-        "Source.__getitem__": Target(lambda index: source[index], parameters=("index",), allowed=(IndexError,)),
-        "Source.__getitems__": Target(
-            lambda indices: source.__getitems__(indices), parameters=("indices",), allowed=(IndexError,)
-        ),
+        "Source.__getitem__": Target(source.__getitem__, allowed=(IndexError,)),
+        "Source.__getitems__": Target(source.__getitems__, allowed=(IndexError,)),
         "from_dataset": Target(rf.from_dataset, lambda: {"dataset": [{"x": 1}]}, fetch),
         "from_iterable": Target(
             rf.from_iterable,
@@ -471,27 +443,19 @@ def targets() -> dict[str, Target]:
         "Loader, padded": Target(
             rf.Loader,
             lambda: {"source": rows(), "batch_size": 3, "tail": "pad", "shuffle": "window"},
-            lambda loader, _: list(loader),
+            take,
             ("batch_size", "window", "lanes", "id_column", "collate_fn", "columns", "ragged", "pad_to"),
         ),
         "Loader of a stream": Target(
             rf.Loader, lambda: {"source": stream, "batch_size": 3}, read, skipped=frozenset({"source"})
         ),
-        "Loader.set_epoch": Target(lambda epoch: _seconds(rf.Loader(rows()))["loader"].set_epoch(epoch)),
+        "Loader.set_epoch": Target(rf.Loader(rows()).set_epoch),
         "Loader.load_state_dict": Target(_resumed(rf.Loader(rows())), lambda: {"state": {}}),
         "stream.load_state_dict": Target(_resumed(rf.Loader(stream)), lambda: {"state": {}}),
-        "DistributedSampler": Target(
-            rf.DistributedSampler,
-            lambda: {"num_samples_or_source": 10},
-            lambda sampler, _: list(itertools.islice(sampler, 100)),
-            _SAMPLER,
-        ),
-        "DistributedBatchSampler": Target(
-            rf.DistributedBatchSampler,
-            lambda: {"num_samples_or_source": 10},
-            lambda sampler, _: list(itertools.islice(sampler, 10)),
-            _SAMPLER,
-        ),
+        **{
+            kind.__name__: Target(kind, lambda: {"num_samples_or_source": 10}, take, _SAMPLER)
+            for kind in (rf.DistributedSampler, rf.DistributedBatchSampler)
+        },
         "DistributedBatchSampler.set_epoch": Target(
             rf.DistributedBatchSampler(10).set_epoch, lambda: {"epoch": 1}
         ),
@@ -502,7 +466,7 @@ def targets() -> dict[str, Target]:
         "split": Target(
             rf.split,
             lambda: {"iterable": range(3)},
-            lambda share, _: list(itertools.islice(share, 3)),
+            take,
             allowed=(UserError, TypeError, NotImplementedError),  # of the user's own iterable, when it is iterated
         ),
         "prepare_once": Target(rf.prepare_once, lambda: {"path": "once", "build": build}, _prepared),
@@ -523,20 +487,17 @@ def targets() -> dict[str, Target]:
             rf.audit, lambda: {"loader": [{"sample_id": [0, 1]}], "max_steps": 9}, amounts=frozenset({"universe"})
         ),
         "verify_data": Target(
-            rf.verify_data,
-            lambda: {"path": _files("packed")()["uri"]},
-            lambda verdict, _: str(verdict),
-            skipped=frozenset({"options"}),
+            rf.verify_data, lambda: {"path": _files("packed")()["uri"]}, to_text, skipped=frozenset({"options"})
         ),
-        "verify_run": Target(rf.verify_run, _ledgers, lambda verdict, _: str(verdict)),
+        "verify_run": Target(rf.verify_run, _ledgers, to_text),
         "Lockstep": Target(
             rf.Lockstep,
             lambda: {"loader": [[1], [2]]},
             _lockstep,
             allowed=(UserError, TypeError, NotImplementedError),  # of the user's own loader, when it is iterated
         ),
-        "watch": Target(rf.watch, lambda: {"loader": rf.Loader(rows())}, _nothing_watched),
-        "RankfeedError": Target(RankfeedError, lambda: {"summary": "x"}, lambda error, _: str(error)),
+        "watch": Target(rf.watch, lambda: {"loader": rf.Loader(rows())}, lambda watch, _: watch.close()),
+        "RankfeedError": Target(RankfeedError, lambda: {"summary": "x"}, to_text),
         "open, parquet": Target(rf.open, _files("parquet"), fetch, (*_OPEN, "nulls", "cache_bytes")),
         "open, arrow": Target(
             rf.open, _files("arrow"), fetch, ("columns", "nulls", "cache_bytes", "unended", "shapes")
@@ -545,27 +506,13 @@ def targets() -> dict[str, Target]:
         "open, jsonl": Target(rf.open, _files("jsonl"), fetch, ("columns", "nulls", "types")),
         "open, npz": Target(rf.open, _files("npz"), fetch, ("columns", "allow_pickle", "cache_dir")),
         "open, packed": Target(rf.open, _files("packed"), fetch, ("columns", "allow_pickle", "cache_dir")),
-        "open, tar": Target(
-            rf.open,
-            _files("tar"),
-            fetch,
-            (
-                *("columns", "allow_pickle", "cache_dir", "decode", "missing", "duplicate_keys", "split", "index"),
-                "decompress",
-            ),
-        ),
+        "open, tar": Target(rf.open, _files("tar"), fetch, ("columns", "allow_pickle", "cache_dir", *_OPEN_TAR)),
         "webdataset.NodeSplitter": Target(wds.NodeSplitter, use=lambda splitter, _: list(splitter(["a", "b"]))),
         "webdataset.WorkerSplitter": Target(wds.WorkerSplitter),
         "webdataset.ShardedSamples": Target(
-            wds.ShardedSamples,
-            lambda: {"urls_or_source": rows(), "batch_size": 2},
-            lambda samples, _: list(itertools.islice(samples, 20)),
+            wds.ShardedSamples, lambda: {"urls_or_source": rows(), "batch_size": 2}, take
         ),
-        "webdataset.Resampled": Target(
-            wds.Resampled,
-            lambda: {"urls_or_source": rows(), "batch_size": 2},
-            lambda samples, _: list(itertools.islice(samples, 20)),
-        ),
+        "webdataset.Resampled": Target(wds.Resampled, lambda: {"urls_or_source": rows(), "batch_size": 2}, take),
         "webdataset.ShardedSamples.share": Target(wds.ShardedSamples(rows(), 2).share, lambda: {"num_workers": 4}),
     }
     return {**named, **_commands(), **_of_frameworks()}
@@ -621,7 +568,7 @@ def _of_frameworks() -> dict[str, Target]:
         named["pyg.NodeSeeds"] = Target(
             NodeSeeds,
             lambda: {"input_nodes": [1, 2, 3], "batch_size": 2},
-            lambda seeds, _: list(itertools.islice(seeds, 9)),
+            take,
             ("input_nodes", "batch_size", "data", "shuffle", "seed", "tail", "topology"),
         )
         named["pyg.prepare"] = Target(
@@ -637,13 +584,8 @@ def _of_frameworks() -> dict[str, Target]:
     with suppress(ImportError):
         from rankfeed.integrations.accelerate import accelerated
 
-        fake = SimpleNamespace(
-            process_index=0,
-            num_processes=1,
-            gather_for_metrics=len,
-            skip_first_batches=len,
-            register_for_checkpointing=id,
-        )
+        methods = ("gather_for_metrics", "skip_first_batches", "register_for_checkpointing")
+        fake = SimpleNamespace(process_index=0, num_processes=1, **dict.fromkeys(methods, id))
         named["accelerate.accelerated"] = Target(
             accelerated, lambda: {"loader": rf.Loader(rows()), "accelerator": fake, "checkpoint": False}
         )

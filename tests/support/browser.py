@@ -68,11 +68,6 @@ class Browser:
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 
-    def pdf(self, path: Path) -> None:
-        """The page as it is printed."""
-        printed = self.call("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
-        path.write_bytes(base64.b64decode(printed["data"]))
-
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
@@ -123,19 +118,9 @@ def browser() -> Iterator[Browser]:
     flags += ("--hide-scrollbars", "--remote-debugging-pipe", "--no-first-run")
     with tempfile.TemporaryDirectory(prefix="rankfeed-browser-", ignore_cleanup_errors=True) as profile:
         # The shell puts the pipes where the protocol wants them.
-        command = 'exec 3<&"$1" 4>&"$2"; shift 2; exec "$@"'
+        shell = ["bash", "-c", 'exec 3<&"$1" 4>&"$2"; shift 2; exec "$@"', "bash", str(to_it), str(from_it)]
         child = subprocess.Popen(
-            [
-                "bash",
-                "-c",
-                command,
-                "bash",
-                str(to_it),
-                str(from_it),
-                program,
-                *flags,
-                f"--user-data-dir={profile}",
-            ],
+            [*shell, program, *flags, f"--user-data-dir={profile}"],
             pass_fds=(to_it, from_it),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -5,19 +5,8 @@ from collections.abc import Mapping
 
 #: How the names of the variables start by which a launcher says who a rank is.
 PREFIXES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "GROUP_",
-    "NODE_RANK",
-    "TORCHELASTIC",
-    "SLURM_",
-    "OMPI_",
-    "PMI",
-    "MPI_",
-    "I_MPI_",
-    "MV2_",
-    "JSM_",
+    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "NODE_RANK", "TORCHELASTIC", "SLURM_"),
+    *("OMPI_", "PMI", "MPI_", "I_MPI_", "MV2_", "JSM_"),
 )
 
 

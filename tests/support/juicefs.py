@@ -65,20 +65,10 @@ def shared(net: Network, folder: Path, path: Path) -> Iterator[Shared]:
     folder.mkdir(parents=True, exist_ok=True)
     path.mkdir(parents=True, exist_ok=True)
     found = Shared(net, folder, path)
-    serve = [
-        "--port",
-        str(_PORT),
-        "--protected-mode",
-        "no",
-        "--save",
-        "",
-        "--appendonly",
-        "no",
-        "--dir",
-        str(folder),
-    ]
+    serve = ["redis-server", "--bind", net.hub.address, "--port", str(_PORT), "--protected-mode", "no"]
     log = folder / "redis.log"
-    server = net.hub.start(["redis-server", "--bind", net.hub.address, *serve], log)
+    keep = ["--save", "", "--appendonly", "no", "--dir", str(folder)]
+    server = net.hub.start([*serve, *keep], log)
     try:
         ping = net.hub.command(["redis-cli", "-h", net.hub.address, "-p", str(_PORT), "ping"])
         until(

@@ -112,10 +112,7 @@ LEGITIMATE = {
         plain(5, 8, LOCAL_RANK=1, LOCAL_WORLD_SIZE=4, NODE_RANK=1),
         "5/8 1/4 1/2 torchrun",
     ),
-    "a node's rank, but not how many processes a node has": (
-        plain(5, 8, LOCAL_RANK=1, NODE_RANK=1),
-        "5/8 1/8 0/1 torchrun",
-    ),
+    "a node's rank without its local world size": (plain(5, 8, LOCAL_RANK=1, NODE_RANK=1), "5/8 1/8 0/1 torchrun"),
     "WORLD_SIZE=1 alone": ({"WORLD_SIZE": 1}, "0/1 0/1 0/1 torchrun"),
     "LOCAL_RANK=0 alone, as old scripts export": ({"LOCAL_RANK": 0}, "0/1 0/1 0/1 single"),
     "NODE_RANK=0 alone, as Lightning's users export": ({"NODE_RANK": 0}, "0/1 0/1 0/1 single"),
@@ -134,23 +131,14 @@ LEGITIMATE = {
         "3/4 1/2 1/2 slurm",
     ),
     "sbatch without srun": (BATCH, "0/1 0/1 0/1 single"),
-    "sbatch without srun, where the script is a step": (
-        {**BATCH, "SLURM_STEP_ID": 4294967291},
-        "0/1 0/1 0/1 single",
-    ),
+    "sbatch without srun, as a step": ({**BATCH, "SLURM_STEP_ID": 4294967291}, "0/1 0/1 0/1 single"),
     "salloc's shell": (SALLOC, "0/1 0/1 0/1 single"),
-    "salloc's shell on the node": (
-        {**SALLOC, "SLURM_STEP_ID": 4294967290, "SLURM_PROCID": 0},
-        "0/1 0/1 0/1 single",
-    ),
+    "salloc's shell on a node": ({**SALLOC, "SLURM_STEP_ID": 4294967290, "SLURM_PROCID": 0}, "0/1 0/1 0/1 single"),
     "srun --mpi=pmi2": ({**slurm(2, "2,1"), **pmi(2, 3)}, "2/3 0/1 1/2 slurm"),
     "srun --mpi=pmix": ({**slurm(2, "2,1"), **pmix(2)}, "2/3 0/1 1/2 slurm"),
     "srun, and the program spoke MPI": ({**slurm(2, "2,1"), **openmpi(2, 3, 0, 1)}, "2/3 0/1 1/2 slurm"),
-    "srun starts torchrun on each node": (
-        {**slurm(1, "1(x2)"), **torchrun(5, 8, local_size=4)},
-        "5/8 1/4 1/2 torchrun",
-    ),
-    "srun starts torchrun with one process on each node": (
+    "torchrun on nodes of a step": ({**slurm(1, "1(x2)"), **torchrun(5, 8, local_size=4)}, "5/8 1/4 1/2 torchrun"),
+    "torchrun, one process a node": (
         {**slurm(0, "1(x2)"), **torchrun(1, 2, local_size=1)},
         "1/2 0/1 1/2 torchrun",
     ),
@@ -158,14 +146,8 @@ LEGITIMATE = {
     "torchrun in a batch script": ({**BATCH, **torchrun(1, 2)}, "1/2 1/2 0/1 torchrun"),
     "torchrun, and half of an older launcher": ({"PMI_RANK": 0, **torchrun(1, 2)}, "1/2 1/2 0/1 torchrun"),
     "srun, and the script exports RANK=$SLURM_PROCID": ({**slurm(3, "2(x2)"), **plain(3, 4)}, "3/4 1/2 1/2 slurm"),
-    "sbatch exports WORLD_SIZE=$SLURM_NTASKS, then srun": (
-        {**slurm(3, "2(x2)"), "WORLD_SIZE": 4},
-        "3/4 1/2 1/2 slurm",
-    ),
-    "srun, and the script exports LOCAL_RANK=$SLURM_LOCALID": (
-        {**slurm(3, "2(x2)"), "LOCAL_RANK": 1},
-        "3/4 1/2 1/2 slurm",
-    ),
+    "WORLD_SIZE=$SLURM_NTASKS exported before srun": ({**slurm(3, "2(x2)"), "WORLD_SIZE": 4}, "3/4 1/2 1/2 slurm"),
+    "srun, LOCAL_RANK=$SLURM_LOCALID exported": ({**slurm(3, "2(x2)"), "LOCAL_RANK": 1}, "3/4 1/2 1/2 slurm"),
     "srun starts a spawner of its own on each node": (
         {**slurm(1, "1(x2)"), **plain(5, 8, LOCAL_RANK=1, LOCAL_WORLD_SIZE=4, NODE_RANK=1)},
         "5/8 1/4 1/2 torchrun",
@@ -260,27 +242,15 @@ REFUSED = {
         {**openmpi(1, 4, 1, 4), **plain(0, 1)},
         "WORLD_SIZE=1; OMPI_COMM_WORLD_RANK=1",
     ),
-    "RANK=0 WORLD_SIZE=1 left over, under mpiexec": (
-        {**hydra(1, 4, 1, 4), **plain(0, 1)},
-        "WORLD_SIZE=1; PMI_RANK=1",
-    ),
+    "RANK=0 WORLD_SIZE=1 left over, MPICH": ({**hydra(1, 4, 1, 4), **plain(0, 1)}, "WORLD_SIZE=1; PMI_RANK=1"),
     "RANK=0 left over, in a world of the same size": ({**slurm(1, "2"), **plain(0, 2)}, "RANK=0; SLURM_PROCID=1"),
     "RANK=0 of a larger world left over, under mpirun": (
         {**openmpi(1, 2, 1, 2), **plain(0, 8)},
         "RANK=0; WORLD_SIZE=8; OMPI_COMM_WORLD_RANK=1",
     ),
-    "RANK=3 of a larger world left over, under mpirun": (
-        {**openmpi(1, 2, 1, 2), **plain(3, 8)},
-        "RANK=3; WORLD_SIZE=8",
-    ),
-    "RANK=0 of a larger world that does not divide left over": (
-        {**openmpi(2, 3, 2, 3), **plain(0, 8)},
-        "RANK=0; WORLD_SIZE=8",
-    ),
-    "RANK=7 of a larger world that does not divide left over": (
-        {**openmpi(1, 3, 1, 3), **plain(7, 8)},
-        "RANK=7; WORLD_SIZE=8",
-    ),
+    "RANK=3 of a larger world left over, mpirun": ({**openmpi(1, 2, 1, 2), **plain(3, 8)}, "RANK=3; WORLD_SIZE=8"),
+    "RANK=0 of 8 left over in a world of 3": ({**openmpi(2, 3, 2, 3), **plain(0, 8)}, "RANK=0; WORLD_SIZE=8"),
+    "RANK=7 of 8 left over in a world of 3": ({**openmpi(1, 3, 1, 3), **plain(7, 8)}, "RANK=7; WORLD_SIZE=8"),
     "RANK=0 alone left over, under srun": ({**slurm(1, "2"), "RANK": 0}, "RANK=0; SLURM_PROCID=1"),
     "a smaller world inside a larger one": ({**slurm(1, "4"), **plain(1, 2)}, "WORLD_SIZE=2"),
     "WORLD_SIZE that is not the step's": ({**slurm(1, "2"), "WORLD_SIZE": 8}, "WORLD_SIZE=8"),
@@ -292,19 +262,13 @@ REFUSED = {
         {**slurm(2, "1(x4)"), **openmpi(0, 1, 0, 1)},
         "OMPI_COMM_WORLD_SIZE=1; SLURM_PROCID=2",
     ),
-    "a larger MPI world in a step that starts no daemons": (
-        {**slurm(1, "2"), **hydra(5, 8, 1, 4)},
-        "PMI_RANK=5; SLURM_PROCID=1",
-    ),
+    "a larger MPI world than the step": ({**slurm(1, "2"), **hydra(5, 8, 1, 4)}, "PMI_RANK=5; SLURM_PROCID=1"),
     "the same size, another rank": ({**slurm(0, "1(x2)"), **hydra(1, 2, 0, 1)}, "PMI_RANK=1; SLURM_PROCID=0"),
     "a stray PMI world under mpirun": ({**openmpi(1, 4, 1, 4), **pmi(0, 1)}, "PMI_SIZE=1; OMPI_COMM_WORLD_SIZE=4"),
     "a stray PMI world under srun": ({**slurm(1, "2"), **pmi(0, 1)}, "PMI_SIZE=1; SLURM_PROCID=1"),
     "PMIx and Open MPI that disagree": ({**openmpi(1, 4, 1, 4), "PMIX_RANK": 0}, "PMIX_RANK=0"),
     "a rank that is not below the size": (plain(4, 4), "RANK=4; WORLD_SIZE=4; rank is not below world_size"),
-    "a local rank that is not below the local size": (
-        torchrun(1, 4, local_rank=4),
-        "LOCAL_RANK=4; LOCAL_WORLD_SIZE=4",
-    ),
+    "a local rank that equals the local size": (torchrun(1, 4, local_rank=4), "LOCAL_RANK=4; LOCAL_WORLD_SIZE=4"),
     "more local processes than processes": (plain(0, 1, LOCAL_WORLD_SIZE=4), "LOCAL_WORLD_SIZE=4"),
     "no local processes": (openmpi(0, 2, 0, 0), "OMPI_COMM_WORLD_LOCAL_SIZE=0"),
     "a node that is not below the number of nodes": (
@@ -416,7 +380,7 @@ GROUPS = {
     "torchrun agrees": (torchrun(3, 4, local_size=2), (3, 4), "3/4 1/2 1/2 torchrun"),
     "Slurm agrees": (slurm(3, "2(x2)"), (3, 4), "3/4 1/2 1/2 slurm"),
     "Slurm disagrees": (slurm(1, "2"), (5, 8), "5/8 5/8 0/1 torch.distributed"),
-    "local ranks fit": (
+    "local ranks agree": (
         {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "NODE_RANK": 1},
         (3, 4),
         "3/4 1/2 1/2 torch.distributed",

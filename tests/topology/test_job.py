@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -12,18 +13,14 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 ADDRESS = {"MASTER_ADDR": "node1", "MASTER_PORT": "5000"}
 
 
-def job_id(environ: dict[str, str]) -> str:
-    return in_environ(environ, job.job_id)
-
-
-def launch_id(environ: dict[str, str]) -> str:
-    return in_environ(environ, job.launch_id)
-
-
-def in_environ(environ: dict[str, str], function: Callable[[], str]) -> str:
+def in_environ(function: Callable[[], str], environ: dict[str, str]) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", environ)
         return function()
+
+
+job_id = partial(in_environ, job.job_id)
+launch_id = partial(in_environ, job.launch_id)
 
 
 @pytest.mark.parametrize(

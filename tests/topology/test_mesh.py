@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.topology.test_detect import group
 
 from rankfeed.errors import TopologyError
 from rankfeed.topology import Topology
@@ -21,10 +22,7 @@ def mesh_of(rank, shape, names):
 
 
 def stand_at(monkeypatch, rank, size, local_size):
-    group = SimpleNamespace(
-        is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: rank, get_world_size=lambda: size
-    )
-    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    monkeypatch.setitem(sys.modules, "torch.distributed", group(rank, size))
     values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank % local_size, "LOCAL_WORLD_SIZE": local_size}
     for name, value in values.items():
         monkeypatch.setenv(name, str(value))

@@ -1,9 +1,11 @@
 """Run by torchrun: accelerate_cells.py OUT JOB [ARGUMENTS], which writes OUT/JOB-WORLDSIZE-RANK.json."""
 
 import gc
+import itertools
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +62,16 @@ def one_pass(
 def epochs() -> Any:
     """Two epochs of training under every way in which Accelerate could share batches out."""
     results = []
-    for split in (False, True):
-        for dispatch in (None, False, True):
-            for even in (False, True):
-                config = DataLoaderConfiguration(split_batches=split, dispatch_batches=dispatch, even_batches=even)
-                accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3, dataloader_config=config)
-                ours = loader_for(accelerator, num_workers=2 if even else 0)
-                model, optimizer = trained(accelerator)
-                prepared = accelerator.prepare(ours)
-                assert prepared is ours
-                with accelerator.join_uneven_inputs([model], even_batches=even):
-                    passes = [one_pass(accelerator, prepared, model, optimizer) for _ in range(2)]
-                results.append({"split": split, "dispatch": dispatch, "even": even, "passes": passes})
-                accelerator.free_memory()
+    for split, dispatch, even in itertools.product((False, True), (None, False, True), (False, True)):
+        config = DataLoaderConfiguration(split_batches=split, dispatch_batches=dispatch, even_batches=even)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3, dataloader_config=config)
+        ours = loader_for(accelerator, num_workers=2 if even else 0)
+        model, optimizer = trained(accelerator)
+        assert accelerator.prepare(ours) is ours
+        with accelerator.join_uneven_inputs([model], even_batches=even):
+            passes = [one_pass(accelerator, ours, model, optimizer) for _ in range(2)]
+        results.append({"split": split, "dispatch": dispatch, "even": even, "passes": passes})
+        accelerator.free_memory()
     return results
 
 
@@ -80,35 +79,24 @@ def metrics() -> Any:
     """The same evaluation of sizes up to 40, with what all ranks got gathered by Accelerate's own method."""
     accelerator = Accelerator(cpu=True)
     results = []
-    for tail in ("even", "pad", "drop"):
-        for samples in range(1, 41, int(sys.argv[3])):
-            if samples < accelerator.num_processes and tail != "pad":
-                continue
-            for batch_size in (1, 3):
-                loader = accelerator.prepare(
-                    loader_for(accelerator, samples=samples, batch_size=batch_size, tail=tail)
-                )
-                ids, values, names, losses = [], [], [], 0
-                for batch in loader:
-                    together = accelerator.gather_for_metrics({"id": batch["id"], "x": (batch["x"],)})
-                    ids += together["id"].tolist()
-                    values += together["x"][0].double().flatten().tolist()
-                    names += accelerator.gather_for_metrics([f"sample {i}" for i in batch["id"].tolist()])
-                    objects = accelerator.gather_for_metrics(batch["id"].tolist(), use_gather_object=True)
-                    assert objects == together["id"].tolist()
-                    losses += len(accelerator.gather_for_metrics(batch["x"].mean()).reshape(-1))
-                results.append(
-                    {
-                        "tail": tail,
-                        "samples": samples,
-                        "batch_size": batch_size,
-                        "ids": ids,
-                        "sum": math.fsum(values),
-                        "wanted": math.fsum(torch.tensor(i / 7.0).double().item() for i in ids),
-                        "names": names,
-                        "losses_each_step": losses == len(loader.loader) * accelerator.num_processes,
-                    }
-                )
+    for tail, samples, batch_size in itertools.product(("even", "pad", "drop"), range(1, 41), (1, 3)):
+        if samples < accelerator.num_processes and tail != "pad":
+            continue
+        case = {"tail": tail, "samples": samples, "batch_size": batch_size}
+        loader = accelerator.prepare(loader_for(accelerator, **case))
+        ids, values, names, losses = [], [], [], 0
+        for batch in loader:
+            together = accelerator.gather_for_metrics({"id": batch["id"], "x": (batch["x"],)})
+            ids += together["id"].tolist()
+            values += together["x"][0].double().flatten().tolist()
+            names += accelerator.gather_for_metrics([f"sample {i}" for i in batch["id"].tolist()])
+            objects = accelerator.gather_for_metrics(batch["id"].tolist(), use_gather_object=True)
+            assert objects == together["id"].tolist()
+            losses += len(accelerator.gather_for_metrics(batch["x"].mean()).reshape(-1))
+        wanted = math.fsum(torch.tensor(i / 7.0).double().item() for i in ids)
+        of_each_step = losses == len(loader.loader) * accelerator.num_processes
+        sums = {"sum": math.fsum(values), "wanted": wanted, "losses_each_step": of_each_step}
+        results.append({**case, "ids": ids, "names": names, **sums})
     return results
 
 
@@ -130,16 +118,9 @@ def lengths() -> Any:
                 error = ""
             except rf.errors.ArgumentError as refused:
                 error = str(refused)
-            results.append(
-                {
-                    "rows": len(last),
-                    "whole": [len(each) // length for length, each in whole.items()],
-                    "ids": sorted(mixed["id"].tolist()),
-                    "repeated": len(mixed["repeated"]),
-                    "tables": tables,
-                    "error": error,
-                }
-            )
+            whole_ranks = [len(gathered) // length for length, gathered in whole.items()]
+            counts = {"rows": len(last), "whole": whole_ranks, "repeated": len(mixed["repeated"])}
+            results.append({**counts, "ids": sorted(mixed["id"].tolist()), "tables": tables, "error": error})
     return results
 
 
@@ -176,22 +157,28 @@ class Stream(IterableDataset[int]):
         return iter(rf.split(range(SAMPLES)))
 
 
+def by_batches(workers: int) -> DataLoader[int]:
+    sampler = rf.DistributedBatchSampler(SAMPLES, BATCH)
+    return DataLoader(range(SAMPLES), batch_sampler=sampler, num_workers=workers)
+
+
+#: DataLoaders that hold a rank's share already.
+SHARED: dict[str, Callable[[], DataLoader[int]]] = {
+    "batches": lambda: by_batches(0),
+    "workers": lambda: by_batches(1),
+    "ids": lambda: DataLoader(range(SAMPLES), sampler=rf.DistributedSampler(SAMPLES), batch_size=BATCH),
+    "stream": lambda: DataLoader(Stream(), batch_size=BATCH),
+    "stream in workers": lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=1),
+}
+
+
 def wrapped() -> Any:
-    """DataLoaders that hold a rank's share already, given to prepare."""
-    made = {
-        "batches": lambda: DataLoader(range(SAMPLES), batch_sampler=rf.DistributedBatchSampler(SAMPLES, BATCH)),
-        "ids": lambda: DataLoader(range(SAMPLES), sampler=rf.DistributedSampler(SAMPLES), batch_size=BATCH),
-        "workers": lambda: DataLoader(
-            range(SAMPLES), batch_sampler=rf.DistributedBatchSampler(SAMPLES, BATCH), num_workers=1
-        ),
-        "stream": lambda: DataLoader(Stream(), batch_size=BATCH),
-        "stream in workers": lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=1),
-    }
+    """The DataLoaders of SHARED, given to prepare."""
     results = []
     for dispatch in (None, False, True):
         config = DataLoaderConfiguration(dispatch_batches=dispatch)
         accelerator = Accelerator(cpu=True, dataloader_config=config)
-        for name, make in made.items():
+        for name, make in SHARED.items():
             if (name == "stream in workers" and dispatch is not False) or (name == "ids" and dispatch):
                 continue  # an error of rank 0 alone, which ends the job: see `dispatched`
             alone = sum(len(batch) for batch in make())
@@ -213,17 +200,12 @@ def dispatched() -> Any:
             with webdataset.TarWriter(shard) as writer:
                 writer.write({"__key__": str(number), "cls": number})
     accelerator.wait_for_everyone()
-    ways = {
-        "ids": lambda: DataLoader(range(SAMPLES), sampler=rf.DistributedSampler(SAMPLES), batch_size=BATCH),
-        "stream in workers": lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=1),
-        "nodesplitter": lambda: DataLoader(
-            webdataset.WebDataset(shards, nodesplitter=NodeSplitter(), shardshuffle=False), batch_size=1
-        ),
-        "sharded samples": lambda: DataLoader(
-            webdataset.DataPipeline(ShardedSamples(shards), webdataset.decode()), batch_size=1
-        ),
+    pipelines = {
+        "nodesplitter": lambda: webdataset.WebDataset(shards, nodesplitter=NodeSplitter(), shardshuffle=False),
+        "sharded samples": lambda: webdataset.DataPipeline(ShardedSamples(shards), webdataset.decode()),
     }
-    loader = ways[sys.argv[3]]()
+    name = sys.argv[3]
+    loader = SHARED[name]() if name in SHARED else DataLoader(pipelines[name](), batch_size=1)
     next(iter(accelerator.prepare(loader)))
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import lightning as L
 import torch
 import torch._dynamo  # DDP imports it: once here, instead of on each rank
+from lightning_module import QUIET, LinearModule
 
 from rankfeed.integrations.lightning import LockstepCheck
 
 
-class Model(L.LightningModule):
+class Model(LinearModule):
     def __init__(self, failing: str) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
+        super().__init__(4)
         self.failing = failing
 
     def training_step(self, batch: Any, index: int) -> Any:
@@ -30,9 +30,6 @@ class Model(L.LightningModule):
         if self.failing == "validation" and not self.trainer.sanity_checking:
             raise ValueError("the user's own")
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
 
 def work(rank: int, port: int, failing: str, folder: Path) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0}
@@ -43,13 +40,11 @@ def work(rank: int, port: int, failing: str, folder: Path) -> None:
         devices=2,
         strategy="ddp",
         max_epochs=3,
-        logger=False,
         enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         num_sanity_val_steps=0,
         callbacks=[LockstepCheck(limit=30)],
         default_root_dir=folder,
+        **QUIET,
     )
     data = torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=2)
     try:

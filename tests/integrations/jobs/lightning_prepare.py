@@ -14,6 +14,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
+from lightning_module import QUIET, LinearModule
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankfeed as rf
@@ -60,16 +61,9 @@ class Data(L.LightningDataModule):
         return DataLoader(TensorDataset(torch.ones(8, 1)), batch_size=2)
 
 
-class Model(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
+class Model(LinearModule):
     def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
         return self.layer(batch[0]).sum()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 if __name__ == "__main__":
@@ -77,7 +71,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     prepare("outside", "before")
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    trainer = L.Trainer(accelerator="cpu", strategy="ddp", devices=2, max_epochs=1, logger=False, **quiet)
+    place = {"accelerator": "cpu", "strategy": "ddp", "devices": 2}
+    trainer = L.Trainer(max_epochs=1, enable_checkpointing=False, **place, **QUIET)
     trainer.fit(Model(), datamodule=Data())
     (OUT / f"done-{trainer.global_rank}").touch()

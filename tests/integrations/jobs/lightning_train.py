@@ -68,14 +68,9 @@ def ids_of(batch: Any) -> list[int]:
 def trainer(epochs: int, checkpoints: Any = None, **options: Any) -> Any:
     callbacks = [LoaderCheck(), *([checkpoints] if checkpoints else [])]
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-    strategy = "ddp" if RANKS > 1 else "auto"
-    place = {
-        "accelerator": "cpu",
-        "devices": RANKS,
-        "strategy": strategy,
-        "enable_checkpointing": bool(checkpoints),
-    }
-    return L.Trainer(max_epochs=epochs, callbacks=callbacks, **{**place, **quiet, **options})
+    place = {"accelerator": "cpu", "devices": RANKS, "strategy": "ddp" if RANKS > 1 else "auto"}
+    saving = {"callbacks": callbacks, "enable_checkpointing": bool(checkpoints)}
+    return L.Trainer(max_epochs=epochs, **place, **saving, **quiet, **options)
 
 
 def loader(samples: int = SAMPLES, **options: Any) -> rf.Loader:
@@ -102,13 +97,9 @@ def whole(cell: str) -> None:
     model = Model(cell)
     run = trainer(3, val_check_interval=0.5)
     run.fit(model, feed, val)
-    model.tell(
-        {
-            "same": run.train_dataloader is feed and run.val_dataloaders is val,
-            "audit": str(feed.audit_report),
-            "mean": run.callback_metrics["mean"].item(),
-        }
-    )
+    is_same = run.train_dataloader is feed and run.val_dataloaders is val
+    mean = run.callback_metrics["mean"].item()
+    model.tell({"same": is_same, "audit": str(feed.audit_report), "mean": mean})
 
 
 def processes(cell: str) -> None:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_module import QUIET, LinearModule
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
@@ -62,11 +63,7 @@ def holdings() -> dict[str, int]:
 
 
 def lightning(workers: str, epochs: int, checkpoint: Path, note: Callable[[], None]) -> None:
-    class Model(L.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
-
+    class Model(LinearModule):
         def training_step(self, batch: Any) -> torch.Tensor:
             return self.layer(batch["x"]).mean()
 
@@ -77,9 +74,6 @@ def lightning(workers: str, epochs: int, checkpoint: Path, note: Callable[[], No
             assert self.trainer.callback_metrics["mean"].item() == MEAN
             note()
 
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=1e-5)
-
     L.Trainer(
         accelerator="cpu",
         strategy="ddp",
@@ -88,9 +82,7 @@ def lightning(workers: str, epochs: int, checkpoint: Path, note: Callable[[], No
         plugins=[TorchElasticEnvironment()],
         use_distributed_sampler=False,
         callbacks=[LoaderCheck(), ModelCheckpoint(checkpoint, every_n_epochs=EVERY)],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **QUIET,
     ).fit(Model(), feed(workers), feed(workers, HELD))
 
 

@@ -75,18 +75,12 @@ def train_again(config: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    TorchTrainer(
-        train,
-        train_loop_config={"out": sys.argv[1]},
-        torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=sys.argv[1]),
-    ).fit()
-    TorchTrainer(
-        train_again,
-        train_loop_config={"out": sys.argv[1]},
-        torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=sys.argv[1], failure_config=FailureConfig(max_failures=1)),
-    ).fit()
+    for job, failures in ((train, 0), (train_again, 1)):
+        TorchTrainer(
+            job,
+            train_loop_config={"out": sys.argv[1]},
+            torch_config=TorchConfig(backend="gloo"),
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(storage_path=sys.argv[1], failure_config=FailureConfig(max_failures=failures)),
+        ).fit()
     ray.shutdown()

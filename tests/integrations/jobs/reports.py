@@ -62,6 +62,7 @@ def trainer() -> Any:
     """Recordings of different lengths, prepared once, in a Trainer; steps, and the mean of a validation."""
     import lightning as L
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
+    from lightning_module import QUIET, LinearModule
 
     from rankfeed.integrations.lightning import LoaderCheck, log_mean
 
@@ -71,11 +72,7 @@ def trainer() -> Any:
 
     steps = {"train": 0, "val": 0}
 
-    class Model(L.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 1)
-
+    class Model(LinearModule):
         def training_step(self, batch: Any) -> torch.Tensor:
             steps["train"] += 1
             return self.layer(batch["x"]).mean()
@@ -83,9 +80,6 @@ def trainer() -> Any:
         def validation_step(self, batch: Any) -> None:
             steps["val"] += 1
             log_mean(self, "rows", batch["x_lengths"].double(), batch["valid"])
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=1e-6)
 
     data = rf.prepare_once(OUT / "packed", lambda folder: rf.write(recordings(), folder / "data", progress=False))
     source = rf.open(data / "data")
@@ -97,12 +91,10 @@ def trainer() -> Any:
         max_epochs=1,
         num_sanity_val_steps=0,
         callbacks=[LoaderCheck()],
-        logger=False,
         enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **QUIET,
     )
-    trainer.fit(Model(), rf.Loader(source, 2, shuffle=True), rf.Loader(source, 2, tail="pad"))
+    trainer.fit(Model(4), rf.Loader(source, 2, shuffle=True), rf.Loader(source, 2, tail="pad"))
     return {**steps, "mean": trainer.callback_metrics["rows"].item()}
 
 

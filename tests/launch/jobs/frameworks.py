@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 
 import rankfeed as rf
 
-sys.path.append(str(Path(__file__).parents[3]))  # for tests.support
+sys.path.append(str(Path(__file__).parents[3]))  # for tests
 
 #: What a framework needs that takes long to import: once for all forks.
 PACKAGES = {
@@ -190,24 +190,17 @@ def lightning(job: Job) -> None:
     import lightning as L
     from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
     from lightning.pytorch.callbacks import ModelCheckpoint
+    from tests.integrations.jobs.lightning_module import QUIET, LinearModule
 
     from rankfeed.integrations.lightning import LoaderCheck
 
-    class Model(L.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
-
+    class Model(LinearModule):
         def training_step(self, batch: Any) -> torch.Tensor:
             job.given(self.current_epoch, ids_of(batch))
             return self.layer(batch["x"]).sum()
 
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=1e-3)
-
-    saver = ModelCheckpoint(
-        dirpath=job.checkpoints, filename="{step}", save_top_k=-1, every_n_train_steps=job.every or None
-    )
+    steps = {"every_n_train_steps": job.every or None, "save_top_k": -1}
+    saver = ModelCheckpoint(dirpath=job.checkpoints, filename="{step}", **steps)
     here = job.here
     # Of MPI Lightning knows through mpi4py alone; the names that torchrun sets are here under every launcher.
     slurm = SLURMEnvironment.detect()
@@ -219,11 +212,9 @@ def lightning(job: Job) -> None:
         num_nodes=here.num_nodes,
         max_epochs=EPOCHS,
         plugins=[environment],
-        logger=False,
         callbacks=[saver, LoaderCheck()] if job.every else [],
         enable_checkpointing=bool(job.every),
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **QUIET,
     ).fit(Model(), feed(job), ckpt_path=job.latest)
 
 
