@@ -330,7 +330,7 @@ def rolled(rank: int, ranks: int, worker: int, workers: int, epoch: int) -> Any:
     return mine, np.roll(mine, 12 * rank).tolist()
 
 
-def mixed_anew(share: Shares) -> Shares:
+def remixed(share: Shares) -> Shares:
     """The same in another order in each epoch."""
 
     def mixed(rank: int, ranks: int, worker: int, workers: int, epoch: int) -> Any:
@@ -394,18 +394,18 @@ LABELS: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize("share", [by_rank_only, in_runs, rolled], ids=lambda share: share.__name__)
 @pytest.mark.parametrize(
-    ("name", "ids", "anew"),
+    ("name", "ids", "is_remixed"),
     [*((name, False, False) for name in LABELS), ("classes", True, False), ("texts", True, True)],
 )
 def test_labels_that_are_sharded_differently_from_their_images_are_found(
-    share: Shares, name: str, ids: bool, anew: bool
+    share: Shares, name: str, ids: bool, is_remixed: bool
 ) -> None:
     def fields(sample: int, label: int, place: int, rank: int) -> dict[str, Any]:
         row = {"x": image(sample), "y": LABELS[name](label)}
         return row | {"sample_id": sample} if ids else row
 
     for dealt in (share, alike):
-        controls, runs = streams(mixed_anew(dealt) if anew else dealt, fields)
+        controls, runs = streams(remixed(dealt) if is_remixed else dealt, fields)
         found = [*rows_apart(controls, runs)]
         assert {finding.code for finding in found} == ({"rows-come-apart"} if dealt is share else set())
 
@@ -422,15 +422,22 @@ BESIDE: dict[str, Fields] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "anew"),
-    [(name, anew) for name in BESIDE for anew in (False, True) if name != "another dataset" or not anew],
+    ("name", "is_remixed"),
+    [
+        (name, is_remixed)
+        for name in BESIDE
+        for is_remixed in (False, True)
+        if name != "another dataset" or not is_remixed
+    ],
 )
-def test_counters_noise_and_other_fields_independent_of_the_sample_have_no_findings(name: str, anew: bool) -> None:
+def test_counters_noise_and_other_fields_independent_of_the_sample_have_no_findings(
+    name: str, is_remixed: bool
+) -> None:
     def fields(sample: int, label: int, place: int, rank: int) -> dict[str, Any]:
         return {"x": image(sample), "y": sample % 7} | BESIDE[name](sample, label, place, rank)
 
     share = by_rank_only if name == "another dataset" else alike
-    assert [*rows_apart(*streams(mixed_anew(share) if anew else share, fields))] == []
+    assert [*rows_apart(*streams(remixed(share) if is_remixed else share, fields))] == []
 
 
 def drawn(order: list[int], at: int) -> random.Random:

@@ -52,7 +52,7 @@ def built(loader: Any) -> Built:
         ({"sampler": DistributedSampler(DATA, 2, 0, shuffle=False)}, False),
         ({"batch_sampler": BatchSampler(RandomSampler(DATA), 4, drop_last=False)}, True),
         ({"batch_sampler": BatchSampler(SequentialSampler(DATA), 4, drop_last=False)}, False),
-        ({"batch_sampler": [[1, 0], [3, 2]]}, None),  # torch makes a SequentialSampler, which nobody asks
+        ({"batch_sampler": [[1, 0], [3, 2]]}, None),  # torch makes a SequentialSampler, which is not used
     ],
 )
 def test_whether_a_dataloader_shuffles_is_read_from_its_sampler(

@@ -90,7 +90,7 @@ HISTORIES = {
        for steps in (1, 2)},
     "a rank killed before the others in an unfinished epoch": History(
         [(3, 5, [(0, 0, [4, 3, 4])])], epochs={"ahead": [10]}, text="rank 1 on here after 3"),
-    "a rank that goes on to the next epoch with fewer steps": History(
+    "a rank that continues with the next epoch with fewer steps": History(
         [(2, 5, [(0, 0, [10, 9]), (1, 0, [10, 10])])], False, 5),
     "a rank that ends an epoch before the others leave it": History(
         [(2, 5, [(0, 0, [10, 10]), (1, 0, [4, -1])])], codes=NOT_BEGUN),
@@ -111,7 +111,7 @@ HISTORIES = {
     **{f"a limit of 3 steps, and a launch that stops at {steps}": History(
         [(2, 5, [(0, 0, [3, 3]), (1, 0, steps)]), (1, 10, [(2, 0, [3])])], False, 100 - 5 * sum(steps))
        for steps in ([2, 2], [4, 4], [3, 2])},
-    **{f"a loader of each fifth epoch goes on with epoch {epoch}": History(
+    **{f"a loader of each fifth epoch continues with epoch {epoch}": History(
         [(1, 10, [(4, 0, [10]), (9, 0, [10])]), (1, 10, [(epoch, 0, [10])])], not missing, missing)
        for epoch, missing in ((14, 0), (15, 500), (19, 900), (10, 0))},
     "two jobs at one time": History(

@@ -49,7 +49,7 @@ def test_watch_updates_its_lines_on_a_terminal_in_place_below_printed_output(tmp
     seen, said = on_a_terminal(tmp_path, close_after=None)
     assert said == "0 TextIOWrapper"
     assert seen.count("train, rank 0, epoch 2, step 3 of 9") > 1
-    assert "\x1b[2K\x1b[1A\x1b[2K" in seen  # both lines are erased and written anew
+    assert "\x1b[2K\x1b[1A\x1b[2K" in seen  # both lines are erased and written again
     assert "\x1b[2Kprinted meanwhile" in seen
     assert "the worker prints to TextIOWrapper" in seen
     # The last lines stay, and the cursor is there again.

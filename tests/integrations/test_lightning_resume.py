@@ -251,7 +251,7 @@ class Both(Model):
 
 
 def long_and_short(samples: int = 8) -> dict[str, rf.Loader]:
-    """A loader, and a shorter one of so many samples."""
+    """A loader, and a shorter one of as many samples as given."""
     short = rf.from_dataset([{"id": each} for each in range(samples)])
     return {"long": loader(), "short": rf.Loader(short, ROWS, shuffle=True)}
 

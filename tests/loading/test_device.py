@@ -1,4 +1,4 @@
-"""Batches on a GPU hold what they hold without one, whoever builds them and however long they are kept."""
+"""Batches on a GPU hold what they hold without one, in every engine and however long they are kept."""
 
 from pathlib import Path
 from typing import Any

@@ -40,7 +40,7 @@ def test_a_poorly_mixed_loader_warns_once_on_rank_0_only(engine: dict[str, Any])
     "options",
     [
         {"shuffle": "global"},
-        {"shuffle": False},  # nobody asked for a mixture
+        {"shuffle": False},  # no mixture was requested
         {"window": 4000},
         {"window": 65536},
         {"batch_size": 1},

@@ -103,7 +103,7 @@ def signals_at(is_due: Callable[[int], bool]) -> Iterator[Counter[str]]:
     """SIGUSR1 at some calls of functions of the package in this thread, which are counted.
 
     Python runs handlers at the beginning of a function, among other places; not where a generator is closed.
-    Exceptions in finalizers reach nobody, so no garbage of other tests is collected meanwhile.
+    Exceptions in finalizers are only printed, so no garbage of other tests is collected meanwhile.
     """
     counted = Counter[str]()
 

@@ -49,7 +49,7 @@ def test_batches_of_a_rank_are_mixed_as_if_drawn_from_eight_random_blocks(
         # The pieces of a batch are of different parts of the data.
         assert distinct(rows * blocks // SAMPLES) >= 0.9 * blocks * (1 - (1 - 1 / blocks) ** expected)
         assert relative_classes(rows) >= 0.6
-        # Of data that are sorted in each block, too, as from so many random places.
+        # Of data that are sorted in each block, too, as from that number of random places.
         in_blocks = relative_classes(rows % (SAMPLES // blocks) * blocks)
         assert in_blocks >= 0.9 * (1 - 0.9**expected) / (1 - 0.9**batch_size)
 

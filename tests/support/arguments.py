@@ -489,7 +489,12 @@ def targets() -> dict[str, Target]:
         "verify_data": Target(
             rf.verify_data, lambda: {"path": _files("packed")()["uri"]}, to_text, skipped=frozenset({"options"})
         ),
-        "verify_run": Target(rf.verify_run, _ledgers, to_text),
+        "verify_run": Target(
+            rf.verify_run,
+            _ledgers,
+            to_text,
+            allowed=(UserError, TypeError),  # of the user's own progress function
+        ),
         "Lockstep": Target(
             rf.Lockstep,
             lambda: {"loader": [[1], [2]]},
