@@ -143,10 +143,10 @@ def place(size: int, chance: random.Random) -> int:
     return chance.choice((chance.randrange(size), chance.randrange(size), near, size - 1 - near))
 
 
-def mutation(name: str, folder: Path, seed: int, number: int, work: Path) -> str:
-    """Copy a data set to ``work`` and damage it: the same for the same name, seed and number."""
+def mutation(name: str, folder: Path, seed: int, index: int, work: Path) -> str:
+    """Copy a data set to ``work`` and damage it: the same for the same name, seed and index."""
     shutil.copytree(folder, work)
-    return mutate(work, random.Random(f"{name} {seed} {number}"))
+    return mutate(work, random.Random(f"{name} {seed} {index}"))
 
 
 # What one reading says
@@ -191,9 +191,9 @@ def compare(name: str, folder: Path, samples: dict[int, Any], size: int) -> str:
         return f"refuses: {type(error).__name__}: {error}"[:300]
     if len(own) != size:
         return f"differs: {size} samples instead of {len(own)}"
-    for number, sample in sorted(samples.items()):
-        if (subject := difference(quiet(sample), quiet(own[number]))) is not None:
-            return f"differs: sample {number}: {subject}"
+    for index, sample in sorted(samples.items()):
+        if (subject := difference(quiet(sample), quiet(own[index]))) is not None:
+            return f"differs: sample {index}: {subject}"
     return "agrees"
 
 
@@ -211,18 +211,6 @@ def quiet(value: Any) -> Any:
     return value
 
 
-def peak_bytes() -> int:
-    """Most memory that this process has had, that of its parent at the fork included."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def run_lance(folder: Path) -> None:
-    """Have Lance run in this process, so that a table is opened in it, and not looked at from beside first."""
-    import lance
-
-    lance.dataset(str(folder / "data.lance")).count_rows()
-
-
 # One process a reading
 
 
@@ -231,7 +219,7 @@ class Reading:
 
     def __init__(self, job: dict[str, Any], plan: dict[str, Any]) -> None:
         self.job = job
-        self.work = Path(plan["work"]) / f"{job['name']}-{job['number']}"
+        self.work = Path(plan["work"]) / f"{job['name']}-{job['index']}"
         self.began = time.monotonic()
         self.out, write = os.pipe()
         self.pid = os.fork()
@@ -251,17 +239,20 @@ class Reading:
             held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (held + ADDED_BYTES, held + ADDED_BYTES))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            how = mutation(
-                self.job["name"], Path(self.job["folder"]), seed, self.job["number"], self.work / "data"
-            )
+            name, index, folder = self.job["name"], self.job["index"], self.work / "data"
+            how = mutation(name, Path(self.job["folder"]), seed, index, folder)
             os.write(out, (json.dumps(how) + "\n").encode())
-            if self.job["name"] == "lance" and self.job["number"] % 8:
-                run_lance(Path(self.job["folder"]))
+            if name == "lance" and index % 8:
+                # Lance runs in this process then, so that a table is opened in it, and not checked in another one.
+                import lance
+
+                lance.dataset(str(Path(self.job["folder"], "data.lance"))).count_rows()
             samples: dict[int, Any] = {}
-            name, number, folder = self.job["name"], self.job["number"], self.work / "data"
-            said = read(name, folder, self.job["expected"], number, samples)
-            used = {"peak": peak_bytes(), "cpu": round(time.process_time(), 2)}
-            said = {**said, "said": said["said"][:1500], **used}
+            said = read(name, folder, self.job["expected"], index, samples)
+            peak = (
+                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            )  # that of the parent at the fork included
+            said |= {"said": said["said"][:1500], "peak": peak, "cpu": round(time.process_time(), 2)}
             os.write(out, (json.dumps(said) + "\n").encode())
             if said["verdict"] == "changed":
                 os.write(out, (json.dumps({"own": compare(name, folder, samples, said["size"])}) + "\n").encode())
@@ -270,10 +261,8 @@ class Reading:
 
     def ended(self) -> dict[str, Any]:
         """How it ended, waiting for it as long as a reading may take."""
-        content, more = b"", b" "
-        while (
-            more and select.select([self.out], [], [], max(0.0, self.began + HANG_SECONDS - time.monotonic()))[0]
-        ):
+        content, more, deadline = b"", b" ", self.began + HANG_SECONDS
+        while more and select.select([self.out], [], [], max(0.0, deadline - time.monotonic()))[0]:
             more = os.read(self.out, 1 << 16)
             content += more
         with suppress(ProcessLookupError):  # all that it started, too
@@ -282,7 +271,7 @@ class Reading:
         _, status = os.waitpid(self.pid, 0)
         how, said, own, *_ = [*content.split(b"\n"), b"", b""]
         stderr = (self.work / "stderr").read_text(errors="replace") if (self.work / "stderr").exists() else ""
-        result = {"name": self.job["name"], "number": self.job["number"], "how": json.loads(how or '""')}
+        result = {"name": self.job["name"], "index": self.job["index"], "how": json.loads(how or '""')}
         if said:
             result |= json.loads(said)
             if result["verdict"] == "changed":
@@ -323,8 +312,8 @@ def main(plan_file: str, out_file: str) -> None:
 def jobs(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name, folder, expected, first, count in plan["jobs"]:
         own = pickle.loads(Path(expected).read_bytes())
-        for number in range(first, first + count):
-            yield {"name": name, "folder": folder, "expected": own, "number": number}
+        for index in range(first, first + count):
+            yield {"name": name, "folder": folder, "expected": own, "index": index}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ host_job.py read PATH OUT
     until OUT/stop is there
 """
 
+import json
 import os
 import select
 import socket
@@ -20,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from tests.faults.prepare_job import FILES, build, content, read_held
+from tests.faults.prepare_job import build, committed, read_held
 
 from rankfeed.errors import PrepareError
 from rankfeed.prepare import prepare_once, wait
@@ -54,8 +55,7 @@ def prepare(path: Path, key: str, out: Path, seconds: float, scope: Literal["sha
     except PrepareError as error:
         (out / f"{me()}.failed").write_text(error.args[0])
         return
-    for number in range(FILES):
-        assert (folder / f"{number}.txt").read_text() == content(key, number)
+    assert committed(folder, key)
     assert (folder / "grows.txt").read_text() == "half of it, and the rest"
     (out / f"{me()}.done").touch()
 
@@ -85,9 +85,8 @@ def serve(path: Path) -> None:
         with suppress(ChildProcessError):
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid:
-                (outs[pid] / f"{socket.gethostname()}-{pid}.ended").write_text(
-                    str(os.waitstatus_to_exitcode(status))
-                )
+                ended = outs[pid] / f"{socket.gethostname()}-{pid}.ended"
+                ended.write_text(str(os.waitstatus_to_exitcode(status)))
 
 
 def read(path: Path, out: Path) -> None:
@@ -95,14 +94,10 @@ def read(path: Path, out: Path) -> None:
     seen: Counter[str] = Counter()
     while not (out / "stop").exists():
         with suppress(OSError):
-            look(path, seen)
+            _, right = read_held(path)
+            seen["right" if right else "wrong"] += 1
         time.sleep(0.005)
-    (out / f"{me()}.looks").write_text("\n".join(f"{name} {count}" for name, count in seen.items()))
-
-
-def look(path: Path, seen: Counter[str]) -> None:
-    _, right = read_held(path)
-    seen["right" if right else "wrong"] += 1
+    (out / f"{me()}.looks").write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":

@@ -36,25 +36,22 @@ def campaign(data: Path, folder: Path, rounds: int, seed: int) -> dict[str, int]
     ranks, kills = 2, 0
     # More epochs than the kills can stop; what is left over is cut off at the end.
     epochs = rounds + 1
-    for number in range(rounds + 1):
-        last = number == rounds
+    for index in range(rounds + 1):
+        last = index == rounds
         if last:
             epochs = int(json.loads((folder / "checkpoint.json").read_text())["epoch"]) + 1 if kills else 1
         kind, workers = chance.choice([("thread", 0), ("thread", 2), ("process", 1)])
-        log = folder / f"run{number}.log"
-        command = jobs.torchrun(ranks, SCRIPT, data, folder, number, epochs, workers, kind)
+        log = folder / f"run{index}.log"
+        command = jobs.torchrun(ranks, SCRIPT, data, folder, index, epochs, workers, kind)
         with jobs.started(command, log) as job:
             if last:
                 assert job.wait(120) == 0, log.read_text()[-6000:]
             else:
-                first = folder / f"run{number}.rank0"
+                first = folder / f"run{index}.rank0"
                 jobs.until(lambda file=first: file.exists() and file.stat().st_size, job, log, 90)
                 time.sleep(chance.uniform(0.0, 1.5))
-                victims = [
-                    process
-                    for process in psutil.Process(job.pid).children()
-                    if SCRIPT.name in " ".join(process.cmdline())
-                ]
+                children = psutil.Process(job.pid).children()
+                victims = [child for child in children if SCRIPT.name in " ".join(child.cmdline())]
                 assert len(victims) == ranks, log.read_text()[-6000:]
                 chance.choice(victims).kill()
                 kills += 1
@@ -102,7 +99,9 @@ def count(folder: Path, runs: int) -> dict[str, int]:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("rounds", [1, slow(2), soak(50)])
-def test_nothing_is_lost_or_repeated_when_ranks_are_killed(rounds: int, data: Path, tmp_path: Path) -> None:
+def test_runs_resumed_after_killed_ranks_lose_and_repeat_no_sample(
+    rounds: int, data: Path, tmp_path: Path
+) -> None:
     figures = campaign(data, tmp_path, rounds, seed=rounds)
     print(f"\n{figures}")
     assert (figures["kills"], figures["missing"], figures["repeated"]) == (rounds, 0, 0)

@@ -8,11 +8,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.machine import need_root
+import pytest
+from tests.support.machine import mounted, need_root
 
 import rankfeed as rf
 from rankfeed.prepare.marker import changed_files
@@ -20,25 +20,20 @@ from rankfeed.prepare.marker import changed_files
 RANKS = 4
 
 
-@contextmanager
-def tmpfs(folder: Path, mib: int) -> Iterator[Path]:
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A small disk."""
-    need_root("mounting a small disk")
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", folder], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
+    with mounted("tmpfs", tmp_path, "size=1m"):
+        yield tmp_path
 
 
 def build(staging: Path) -> None:
     (staging / "a").write_bytes(b"a" * 1000)
 
 
-def in_one_launch(number: int) -> None:
+def in_one_launch(index: int) -> None:
     """So that a rank that calls when the others have failed already fails too."""
-    os.environ.update(PMI_RANK=str(number), PMI_SIZE=str(RANKS))
+    os.environ.update(PMI_RANK=str(index), PMI_SIZE=str(RANKS))
 
 
 def fill(staging: Path) -> None:
@@ -47,9 +42,9 @@ def fill(staging: Path) -> None:
 
 
 def rank(
-    path: Path, make: Callable[[Path], Any], before: Callable[[int], Any], number: int, said: Any, all_started: Any
+    path: Path, make: Callable[[Path], Any], before: Callable[[int], Any], index: int, said: Any, all_started: Any
 ) -> None:
-    before(number)
+    before(index)
     all_started.wait(600)
     try:
         rf.prepare_once(path, make, timeout=50)
@@ -65,8 +60,7 @@ def on_all_ranks(path: Path, make: Callable[[Path], Any], before: Callable[[int]
     context = multiprocessing.get_context("fork")
     said, all_started = context.Queue(), context.Barrier(RANKS)
     processes = [
-        context.Process(target=rank, args=(path, make, before, number, said, all_started))
-        for number in range(RANKS)
+        context.Process(target=rank, args=(path, make, before, index, said, all_started)) for index in range(RANKS)
     ]
     for process in processes:
         process.start()
@@ -76,28 +70,26 @@ def on_all_ranks(path: Path, make: Callable[[Path], Any], before: Callable[[int]
     return told
 
 
-def test_a_full_disk_is_told_to_all_and_freed(tmp_path: Path) -> None:
-    with tmpfs(tmp_path / "disk", 1) as disk:
-        told = on_all_ranks(disk / "data", fill, in_one_launch)
-        assert told.total() == RANKS
-        assert len(told) == 1, told
-        assert "No space left on device" in next(iter(told))
-        assert not list(disk.rglob("a"))
-        assert on_all_ranks(disk / "data", build) == Counter({"done": RANKS})
-        assert [path.name for path in disk.iterdir()] == ["data"]
+def test_a_full_disk_is_one_error_on_all_ranks_and_the_next_build_succeeds(disk: Path) -> None:
+    told = on_all_ranks(disk / "data", fill, in_one_launch)
+    assert told.total() == RANKS
+    assert len(told) == 1, told
+    assert "No space left on device" in next(iter(told))
+    assert not list(disk.rglob("a"))
+    assert on_all_ranks(disk / "data", build) == Counter({"done": RANKS})
+    assert [path.name for path in disk.iterdir()] == ["data"]
 
 
-def test_a_read_only_disk_is_told_by_all_unless_the_data_are_there(tmp_path: Path) -> None:
-    with tmpfs(tmp_path / "disk", 1) as disk:
-        rf.prepare_once(disk / "there", build)
-        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        told = on_all_ranks(disk / "data", build)
-        assert all("Read-only file system" in item and "choose a directory" in item for item in told), told
-        assert told.total() == RANKS
-        assert on_all_ranks(disk / "there", build) == Counter({"done": RANKS})
+def test_a_read_only_disk_is_an_error_on_all_ranks_unless_the_data_are_there(disk: Path) -> None:
+    rf.prepare_once(disk / "there", build)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    told = on_all_ranks(disk / "data", build)
+    assert all("Read-only file system" in item and "choose a directory" in item for item in told), told
+    assert told.total() == RANKS
+    assert on_all_ranks(disk / "there", build) == Counter({"done": RANKS})
 
 
-def test_a_folder_that_belongs_to_others_is_told_by_all() -> None:
+def test_a_directory_of_another_user_is_an_error_on_all_ranks() -> None:
     with tempfile.TemporaryDirectory() as folder:  # where others may look: not below pytest's own
         os.chmod(folder, 0o755)
         theirs = Path(folder, "theirs")
@@ -108,7 +100,7 @@ def test_a_folder_that_belongs_to_others_is_told_by_all() -> None:
         assert not list(theirs.iterdir())
 
 
-def test_a_process_that_other_users_may_not_see_is_not_taken_for_dead() -> None:
+def test_the_start_time_of_a_process_hidden_by_hidepid_is_unknown_and_not_zero() -> None:
     """As on clusters that mount /proc with `hidepid`."""
     need_root("mounting /proc")
     code = (
@@ -134,13 +126,13 @@ def drop_root(_: int) -> None:
     os.setuid(65534)
 
 
-def moved(number: int) -> None:
+def moved(index: int) -> None:
     """This process's clock is days off."""
-    offset, true = (number - 2) * 86_400.0, time.time
+    offset, true = (index - 2) * 86_400.0, time.time
     time.time = lambda: true() + offset
 
 
-def test_clocks_that_differ_by_days_change_nothing(tmp_path: Path) -> None:
+def test_ranks_whose_clocks_differ_by_days_build_once(tmp_path: Path) -> None:
     made = tmp_path / "made"
 
     def slow(staging: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.faults.prepare_job import FILES, content
 from tests.support.hosts import need_hosts, started_on
+from tests.support.jobs import until
 
 #: Has PATH prepared in a build that takes some seconds; below zero, in one call that keeps the interpreter's lock.
 #: Lost hosts are noticed soon, for the test's sake.
@@ -27,10 +28,10 @@ def make(staging):
     time.sleep(seconds) if seconds >= 0 else ctypes.PyDLL(None).sleep(-seconds)
     build(staging, "key", out)
 folder = prepare_once(path, make, key="key", timeout=60)
-texts = [(folder / f"{number}.txt").read_text() for number in range(FILES)]
+texts = [(folder / f"{index}.txt").read_text() for index in range(FILES)]
 (out / f"{socket.gethostname()}.read").write_text("".join(texts))
 """
-EXPECTED = "".join(content("key", number) for number in range(FILES))
+EXPECTED = "".join(content("key", index) for index in range(FILES))
 
 
 class Launch:
@@ -54,14 +55,11 @@ class Launch:
 
 
 @pytest.mark.slow
-def test_a_host_that_is_lost_while_it_builds_is_replaced(tmp_path: Path) -> None:
+def test_another_host_builds_once_when_the_building_host_is_lost(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
     first = launch.start("first", 30)
     try:
-        deadline = time.monotonic() + 60
-        while not (launch.out / "first.building").exists():
-            assert time.monotonic() < deadline, (tmp_path / "first.log").read_text()
-            time.sleep(0.02)
+        until((launch.out / "first.building").exists, first, tmp_path / "first.log", 60)
         others = {host: launch.start(host, 0) for host in ("h0", "h1", "h2")}
         time.sleep(3)  # longer than a host may be silent: this one is not
         assert all(other.poll() is None for other in others.values())
@@ -74,7 +72,7 @@ def test_a_host_that_is_lost_while_it_builds_is_replaced(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_builder_that_keeps_its_threads_from_running_is_not_taken_over_from_for_ever(tmp_path: Path) -> None:
+def test_builds_that_hold_the_gil_longer_than_the_lease_finish_on_all_hosts(tmp_path: Path) -> None:
     """One long call that keeps the interpreter's lock, at the same place of each build."""
     launch = Launch(tmp_path)
     launch.end({host: launch.start(host, -4) for host in ("h0", "h1", "h2")})

@@ -1,15 +1,15 @@
 """One launch over two hosts: once on the disk of each, once on what they share, though the builder is killed."""
 
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from tests.faults.prepare_job import FILES, content
+from tests.faults.prepare_job import committed
 from tests.launch.slurm import slurm
+from tests.support.jobs import until
 from tests.support.launchers import LAUNCHERS, need
 from tests.support.marks import slow, soak
 from tests.support.network import Network, need_network, network, process_of
@@ -18,14 +18,6 @@ from tests.support.over_hosts import end, launched
 SCRIPT = Path(__file__).parent / "host_job.py"
 #: Seconds within which a launch has to end: far more than it takes.
 HANG = 60
-
-
-def until_building(out: Path, log: Path) -> str:
-    deadline = time.monotonic() + HANG
-    while not (result := list(out.glob("*.building"))):
-        assert time.monotonic() < deadline, log.read_text(errors="replace")
-        time.sleep(0.01)
-    return result[0].name
 
 
 def hosts_of(out: Path, kind: str) -> Counter[str]:
@@ -50,7 +42,7 @@ def net(tmp_path: Path) -> Iterator[Network]:
         *(soak(launcher, 15) for launcher in LAUNCHERS),
     ],
 )
-def test_a_launch_over_hosts_builds_once_on_each_and_once_on_what_they_share(
+def test_two_hosts_build_once_per_local_disk_and_replace_a_killed_shared_builder(
     launcher: str, count: int, net: Network, tmp_path: Path
 ) -> None:
     need(launcher)
@@ -62,12 +54,11 @@ def test_a_launch_over_hosts_builds_once_on_each_and_once_on_what_they_share(
 def rounds(launcher: str, count: int, net: Network, folder: Path, environ: dict[str, str]) -> Counter[str]:
     figures: Counter[str] = Counter()
     shared, local = folder / "data", folder / "local" / "data"
-    for number in range(count):
-        out = folder / f"out{number}"
+    for index in range(count):
+        out = folder / f"out{index}"
         (out / "node").mkdir(parents=True)
-        figures.update(one_round(launcher, net, environ, out, [str(shared), f"key{number}", str(out)], str(local)))
-        texts = [(shared / f"{part}.txt").read_text() for part in range(FILES)]
-        assert texts == [content(f"key{number}", part) for part in range(FILES)]
+        figures.update(one_round(launcher, net, environ, out, [str(shared), f"key{index}", str(out)], str(local)))
+        assert committed(shared, f"key{index}")
         assert not (folder / ".data.prepare").exists()
     assert not local.exists()  # this host has another disk
     return figures
@@ -78,16 +69,14 @@ def one_round(
 ) -> dict[str, int]:
     """A launch whose builder is killed; the others finish, or are started again if the launcher ends them."""
     log, goes_on = out / "log", launcher == "srun"
-    with launched(
-        launcher, net, environ, log, [str(SCRIPT), "prepare", *place, "60", *([local] if goes_on else [])]
-    ) as jobs:
-        process_of(net, until_building(out, log)).kill()
+    script = [str(SCRIPT), "prepare", *place]
+    with launched(launcher, net, environ, log, [*script, "60", *([local] if goes_on else [])]) as jobs:
+        until(lambda: list(out.glob("*.building")), log=log, timeout=HANG)
+        process_of(net, next(out.glob("*.building")).name).kill()
         if goes_on:
             assert jobs[0].wait(HANG) != 0
     if not goes_on:
-        with launched(
-            launcher, net, environ, log := out / "log2", [str(SCRIPT), "prepare", *place, "0", local]
-        ) as jobs:
+        with launched(launcher, net, environ, log := out / "log2", [*script, "0", local]) as jobs:
             end(jobs, log)
     said, finished = log.read_text(errors="replace"), 3 if goes_on else 4
     built, on_nodes = hosts_of(out, "building").total(), hosts_of(out / "node", "building")

@@ -3,23 +3,23 @@
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.faults.prepare_job import FILES, content, join, read_held
+from tests.faults.prepare_job import committed, join, read_held
 from tests.launch.slurm import slurm
 from tests.support.environ import of_no_launcher
-from tests.support.jobs import free_port
+from tests.support.jobs import free_port, started, until
 from tests.support.launchers import MPICH, OPENMPI, TORCHRUN, need
 from tests.support.marks import slow, soak
+from tests.support.prepared import control
 from tests.support.seeds import fresh_seed
 
 from rankfeed.prepare import prepare_once
@@ -41,33 +41,24 @@ class Reader(threading.Thread):
     def run(self) -> None:
         while not self._over.wait(0.002):
             with suppress(FileNotFoundError):
-                self._look()
-
-    def _look(self) -> None:
-        key, right = read_held(self.path)
-        self.looks += 1
-        if not right:
-            self.wrong[key] += 1
+                key, right = read_held(self.path)
+                self.looks += 1
+                if not right:
+                    self.wrong[key] += 1
 
     def stop(self) -> None:
         self._over.set()
         self.join(10)
 
 
-def leftovers(path: Path, key: str) -> list[str]:
-    """The files left after one more call: a process that was killed last cannot clean up."""
+def assert_nothing_is_left(path: Path, key: str) -> None:
+    """Nothing is built or left after one more call: a process that was killed last cannot clean up."""
+
+    def fails(staging: Path) -> None:
+        raise AssertionError("it was there already")
+
     prepare_once(path, fails, key=key)
-    return [
-        str(item) for item in path.parent.rglob("*") if item.is_relative_to(path.parent / f".{path.name}.prepare")
-    ]
-
-
-def fails(staging: Path) -> None:
-    raise AssertionError("it was there already")
-
-
-def committed(path: Path, key: str) -> bool:
-    return all((path / f"{number}.txt").read_text() == content(key, number) for number in range(FILES))
+    assert not control(path).exists(), sorted(control(path).rglob("*"))
 
 
 def until_all(processes: list[int]) -> Counter[int]:
@@ -131,18 +122,17 @@ def process_rounds(rounds: int, path: Path, folder: Path, seed: int) -> Counter[
     chance = random.Random(seed)
     figures: Counter[str] = Counter()
     within = 0.1
-    while (number := figures["rounds"]) < rounds or 4 * figures["killed"] < rounds:
-        out = folder / f"out{number}"
+    while (index := figures["rounds"]) < rounds or 4 * figures["killed"] < rounds:
+        out = folder / f"out{index}"
         out.mkdir()
         begun = time.monotonic()
-        killed = process_round(path, f"key{number}", out, within, chance)
+        killed = process_round(path, f"key{index}", out, within, chance)
         figures["killed"] += killed
         # Some of the kills are to come before the build is done, however fast or busy the machine is.
         within = min(time.monotonic() - begun, 0.25) if killed else within / 2
         figures["builds"] += len(list(out.glob("*.built-*")))
-        figures["left over"] += len(leftovers(path, f"key{number}"))
+        assert_nothing_is_left(path, f"key{index}")
         figures["rounds"] += 1
-    assert figures["left over"] == 0
     # One build a round, and another one for each builder that was killed.
     assert figures["rounds"] <= figures["builds"] <= figures["rounds"] + figures["killed"]
     return figures
@@ -150,34 +140,13 @@ def process_rounds(rounds: int, path: Path, folder: Path, seed: int) -> Counter[
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("rounds", [12, slow(25), soak(700)])
-def test_plain_processes_that_are_killed_leave_one_committed_build(
-    rounds: int, reader: Reader, tmp_path: Path
-) -> None:
+def test_processes_killed_at_random_leave_one_complete_build(rounds: int, reader: Reader, tmp_path: Path) -> None:
     figures = process_rounds(rounds, reader.path, tmp_path, fresh_seed())
     print(f"\n{dict(figures)}, {reader.looks} looks of a reader")
     assert reader.looks > 0
 
 
 # Launchers
-
-
-@contextmanager
-def launched(command: list[str], environ: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as file:
-        job = subprocess.Popen(
-            command,
-            env={**of_no_launcher(environ), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-    try:
-        yield job
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
-        job.wait(10)
 
 
 def command_of(launcher: str, count: int, arguments: list[str], script: Path = SCRIPT) -> list[str]:
@@ -199,14 +168,14 @@ def launcher_round(
     """One launch of which a process is killed, mostly; those that end the survivors are launched once more."""
     count = chance.randint(2, 4)
     command = command_of(launcher, count, [str(path), key, str(out)])
+    environ = {**of_no_launcher(environ), "OMP_NUM_THREADS": "1"}
     killed = False
-    with launched(command, environ, out / "log1") as job:
+    with started(command, out / "log1", environ) as job:
         if chance.random() < 0.8:
-            deadline = time.monotonic() + HANG
-            while not (started := list(out.glob("*.started"))) and time.monotonic() < deadline:
-                time.sleep(0.005)
+            until(lambda: list(out.glob("*.started")), job, out / "log1", HANG)
+            files = list(out.glob("*.started"))
             time.sleep(chance.uniform(0, 0.25))
-            victim = int(chance.choice(started).stem)
+            victim = int(chance.choice(files).stem)
             with suppress(ProcessLookupError, psutil.NoSuchProcess):
                 killed = SCRIPT.name in " ".join(psutil.Process(victim).cmdline())
                 os.kill(victim, signal.SIGKILL)
@@ -217,7 +186,8 @@ def launcher_round(
     elif launcher == "srun":  # the survivors finish
         assert len(list(out.glob("*.done"))) >= max(2, count) - 1, said
     else:
-        with launched(command_of(launcher, count, [str(path), key, str(out)]), environ, out / "log2") as job:
+        command = command_of(launcher, count, [str(path), key, str(out)])
+        with started(command, out / "log2", environ) as job:
             assert job.wait(HANG) == 0, (out / "log2").read_text(errors="replace")
     assert committed(path, key)
     return killed
@@ -226,20 +196,14 @@ def launcher_round(
 def launches(launcher: str, rounds: int, path: Path, folder: Path, seed: int) -> Counter[str]:
     chance = random.Random(f"{launcher} {seed}")
     figures: Counter[str] = Counter()
-    with slurm(2, 4) if launcher == "srun" else plain_environ() as environ:
-        for number in range(rounds):
-            out = folder / f"{launcher}{number}"
+    with slurm(2, 4) if launcher == "srun" else nullcontext(dict(os.environ)) as environ:
+        for index in range(rounds):
+            out = folder / f"{launcher}{index}"
             out.mkdir()
-            figures["killed"] += launcher_round(launcher, path, f"{launcher}{number}", out, chance, environ)
-            figures["left over"] += len(leftovers(path, f"{launcher}{number}"))
+            figures["killed"] += launcher_round(launcher, path, f"{launcher}{index}", out, chance, environ)
+            assert_nothing_is_left(path, f"{launcher}{index}")
             figures["rounds"] += 1
-    assert figures["left over"] == 0
     return figures
-
-
-@contextmanager
-def plain_environ() -> Iterator[dict[str, str]]:
-    yield dict(os.environ)
 
 
 @pytest.mark.timeout(3600)
@@ -251,7 +215,7 @@ def plain_environ() -> Iterator[dict[str, str]]:
         *(soak(*case) for case in (("torchrun", 40), ("srun", 100), ("openmpi", 80), ("mpich", 80))),
     ],
 )
-def test_processes_of_a_launcher_that_are_killed_leave_one_committed_build(
+def test_launched_ranks_killed_at_random_leave_one_complete_build(
     launcher: str, rounds: int, reader: Reader, tmp_path: Path
 ) -> None:
     need(launcher)

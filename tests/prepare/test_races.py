@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.jobs import run_python
-from tests.support.prepared import CountedBuild, build, control
+from tests.support.jobs import run_python, until
+from tests.support.prepared import CountedBuild, acquire, build, control, names
 
 import rankfeed as rf
 from rankfeed.errors import PrepareError
@@ -29,18 +29,8 @@ from rankfeed.storage import lease as lease_module
 from rankfeed.storage.lease import HeldLease, Lease, LeaseOwner
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-
-
-def acquire(lease: Lease, after: LeaseOwner | None = None) -> HeldLease:
-    held = lease.acquire(after)
-    assert held is not None
-    return held
-
-
-def test_whoever_was_taken_for_dead_gives_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A builder that was stopped for long finds another in its place, and takes what that one built."""
+def test_a_builder_that_lost_its_lease_returns_the_new_build(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stalls longer than its lease lasts, and another process builds meanwhile."""
     monkeypatch.setattr(LeaseOwner, "is_local", False)
     monkeypatch.setattr(lease_module, "DURATION", 0.2)
     go, built = threading.Event(), []
@@ -57,8 +47,7 @@ def test_whoever_was_taken_for_dead_gives_way(path: Path, monkeypatch: pytest.Mo
 
     with ThreadPoolExecutor(2) as pool:
         paused = pool.submit(rf.prepare_once, path, first)
-        while not list(control(path).glob("build-*")):
-            time.sleep(0.01)
+        until(lambda: list(control(path).glob("build-*")))
         pool.submit(rf.prepare_once, path, second).result(30)
         go.set()
         assert paused.result(30) == path
@@ -66,7 +55,7 @@ def test_whoever_was_taken_for_dead_gives_way(path: Path, monkeypatch: pytest.Mo
     assert (path / "a.txt").read_text() == "second"
 
 
-def test_a_damaged_lease_is_waited_for_and_then_passed_by(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_lease_does_not_block_the_build(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_module, "DURATION", 0.2)
     control(path).mkdir(parents=True)
     (control(path) / "lease").write_text("{")
@@ -74,7 +63,7 @@ def test_a_damaged_lease_is_waited_for_and_then_passed_by(path: Path, monkeypatc
     assert changed_files(path) == []
 
 
-def test_a_stopped_process_on_this_host_is_not_taken_for_dead(path: Path) -> None:
+def test_a_stopped_builder_on_this_host_keeps_its_lease(path: Path) -> None:
     code = (
         "import sys, time, rankfeed as rf\n"
         "def build(staging): print('on', flush=True); time.sleep(1); (staging / 'a').write_text('theirs')\n"
@@ -112,7 +101,7 @@ KILLED = {
 
 
 @pytest.mark.parametrize("point", KILLED)
-def test_the_files_of_a_builder_that_was_killed_are_removed_by_the_next(point: str, path: Path) -> None:
+def test_the_next_call_removes_the_files_of_a_killed_builder(point: str, path: Path) -> None:
     kill, function, left = KILLED[point]
     code = f"import os, signal, sys\nfrom rankfeed.prepare import build, prepare_once\n{kill}"
     code += f"prepare_once(sys.argv[1], {function})\n"
@@ -124,7 +113,7 @@ def test_the_files_of_a_builder_that_was_killed_are_removed_by_the_next(point: s
     assert names(path) == [MARKER_NAME, *left]
 
 
-def test_what_others_put_into_a_prepared_folder_is_not_removed_with_it(path: Path) -> None:
+def test_a_prepared_directory_with_a_foreign_file_raises_instead_of_being_replaced(path: Path) -> None:
     rf.prepare_once(path, build, key="1")
     (path / "my-model.pt").write_text("weeks of work")
     with pytest.raises(PrepareError, match=r"prepare_once did not create[\s\S]*my-model.pt"):
@@ -135,7 +124,7 @@ def test_what_others_put_into_a_prepared_folder_is_not_removed_with_it(path: Pat
     assert (path / "my-model.pt").read_text() == "weeks of work"
 
 
-def test_the_failure_of_a_job_with_another_key_is_not_ours(path: Path) -> None:
+def test_a_failed_build_of_another_key_is_not_raised(path: Path) -> None:
     building = threading.Event()
 
     def fails(staging: Path) -> None:
@@ -152,37 +141,32 @@ def test_the_failure_of_a_job_with_another_key_is_not_ours(path: Path) -> None:
     shutil.rmtree(control(path), ignore_errors=True)  # the other job's failure is kept for its late comers
 
 
-def test_a_commit_during_a_look_is_no_foreign_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, times = marker.read_marker, Counter[str]()
+def test_a_directory_committed_during_the_check_is_accepted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = marker.read_marker
 
     def slow(folder: Path) -> Any:
-        found = real(folder)
-        times["looks"] += 1
-        if times["looks"] == 1:
-            monkeypatch.setattr(marker, "read_marker", real)
-            rf.prepare_once(path, build)  # by another caller, in between
-        return found
+        result = real(folder)
+        monkeypatch.setattr(marker, "read_marker", real)
+        rf.prepare_once(path, build)  # by another caller, in between
+        return result
 
     monkeypatch.setattr(marker, "read_marker", slow)
     assert rf.prepare_once(path, build) == path
 
 
-def test_an_interrupt_or_a_want_of_threads_leaves_no_lease(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_thread(*_: Any) -> None:
-        raise RuntimeError("can't start new thread")
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [("rankfeed.storage.lease.fsync_dir", KeyboardInterrupt), ("threading.Thread.start", RuntimeError)],
+)
+def test_an_interrupt_or_unstartable_thread_leaves_no_lease(function: str, error: Any, path: Path) -> None:
+    def failing(*_: Any) -> None:
+        raise error
 
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    for name, raising in {
-        "rankfeed.storage.lease.fsync_dir": interrupted,
-        "threading.Thread.start": no_thread,
-    }.items():
-        with monkeypatch.context() as patch:
-            patch.setattr(name, raising)
-            with pytest.raises((KeyboardInterrupt, RuntimeError)):
-                rf.prepare_once(path, build)
-        assert not control(path).exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(function, failing)
+        with pytest.raises(error):
+            rf.prepare_once(path, build)
+    assert not control(path).exists()
     rf.prepare_once(path, build, timeout=5)
 
 
@@ -190,7 +174,7 @@ def test_an_interrupt_or_a_want_of_threads_leaves_no_lease(path: Path, monkeypat
     ("end", "said"),
     [("sys.exit(0)", ""), ("return", "os._exit"), ("raise ValueError('in the child')", "in the child")],
 )
-def test_a_child_that_the_builder_forks_commits_and_tells_nothing(end: str, said: str, path: Path) -> None:
+def test_a_child_that_the_builder_forks_does_not_commit_or_report(end: str, said: str, path: Path) -> None:
     code = (
         "import os, sys, rankfeed as rf\n"
         "def build(staging):\n"
@@ -211,7 +195,7 @@ def test_a_child_that_the_builder_forks_commits_and_tells_nothing(end: str, said
     assert changed_files(path) == []
 
 
-def test_a_copy_of_a_prepared_folder_is_built_once(path: Path, tmp_path: Path) -> None:
+def test_a_build_that_copies_a_prepared_directory_runs_once(path: Path, tmp_path: Path) -> None:
     rf.prepare_once(path, build)
     copy = CountedBuild(lambda staging: shutil.copytree(path, staging, dirs_exist_ok=True))
     for _ in range(2):
@@ -220,7 +204,7 @@ def test_a_copy_of_a_prepared_folder_is_built_once(path: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("as_context", [False, True], ids=["function", "context"])
-def test_many_threads_at_once_build_once(as_context: bool, path: Path) -> None:
+def test_of_twelve_concurrent_threads_one_builds(as_context: bool, path: Path) -> None:
     once, counted = rf.prepare_once(path), CountedBuild(seconds=0.2)
 
     def enter(_: int) -> Path:
@@ -237,7 +221,7 @@ def test_many_threads_at_once_build_once(as_context: bool, path: Path) -> None:
     assert changed_files(path) == []
 
 
-def test_a_preparation_inside_itself_is_a_deadlock(path: Path) -> None:
+def test_a_nested_preparation_of_the_same_directory_raises(path: Path) -> None:
     once = rf.prepare_once(path)
     with once as staging:
         assert staging is not None
@@ -247,7 +231,7 @@ def test_a_preparation_inside_itself_is_a_deadlock(path: Path) -> None:
     assert changed_files(path) == []
 
 
-def test_read_only_folders_are_removed_too(tmp_path: Path) -> None:
+def test_failed_and_replaced_builds_with_read_only_directories_are_removed(tmp_path: Path) -> None:
     code = (
         "import os, sys, rankfeed as rf\n"
         "tries = []\n"
@@ -269,7 +253,7 @@ def test_read_only_folders_are_removed_too(tmp_path: Path) -> None:
         assert run_python(code, folder, tmp_path / "before") == "['data']\n"
 
 
-def test_an_exception_without_a_message_of_its_own_is_told(path: Path) -> None:
+def test_a_build_error_whose_str_raises_is_reported_by_its_class(path: Path) -> None:
     class MuteError(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no")
@@ -281,7 +265,7 @@ def test_an_exception_without_a_message_of_its_own_is_told(path: Path) -> None:
         rf.prepare_once(path, fails)
 
 
-def test_inputs_of_any_kind(path: Path, tmp_path: Path) -> None:
+def test_inputs_may_be_a_generator_and_another_path_is_another_key(path: Path, tmp_path: Path) -> None:
     counted = CountedBuild()
     for name in "fg":
         (tmp_path / name).write_text("same")
@@ -294,14 +278,14 @@ def test_inputs_of_any_kind(path: Path, tmp_path: Path) -> None:
     assert counted.times == 2
 
 
-def test_long_names(tmp_path: Path) -> None:
+def test_a_directory_name_of_255_characters_is_prepared(tmp_path: Path) -> None:
     long = tmp_path / ("n" * 255)
     assert rf.prepare_once(long, build) == long
     assert names(tmp_path) == [long.name]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before its successor sweeps", "after its successor swept"])
-def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path: Path, late: bool) -> None:
+def test_a_builder_that_lost_its_lease_does_not_retry_or_change_the_new_build(path: Path, late: bool) -> None:
     path.parent.mkdir()
     lease_dir, lost, tried = Lease(control(path)), threading.Event(), Counter[str]()
     starts, begun = threading.Event(), threading.Event()
@@ -337,7 +321,7 @@ def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path:
 
 
 @pytest.mark.parametrize("kept", ["in the function", "by the program"])
-def test_a_builder_that_uses_up_the_file_handles_is_told_and_leaves_no_lease(path: Path, kept: str) -> None:
+def test_a_builder_that_opens_too_many_files_raises_and_leaves_no_lease(path: Path, kept: str) -> None:
     code = (
         "import gc, os, resource, sys, rankfeed as rf\n"
         "from rankfeed.errors import PrepareError\n"
@@ -379,7 +363,7 @@ def test_a_failure_is_raised_if_the_lease_cannot_be_listed(path: Path, monkeypat
     assert rf.prepare_once(path, build, timeout=5) == path
 
 
-def test_files_of_another_user_prevent_no_build(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_undeletable_temporary_file_does_not_block_a_build(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half = control(path) / ".tmp-host1-7-01234567"  # of a failure, by one that was killed
     half.parent.mkdir(parents=True)
     half.touch()
@@ -397,7 +381,7 @@ def test_files_of_another_user_prevent_no_build(path: Path, monkeypatch: pytest.
     half.parent.rmdir()
 
 
-def test_a_folder_that_is_removed_meanwhile_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_lease_directory_is_created_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, times = os.mkdir, iter(range(2))
 
     def mkdir(folder: Any, *args: Any, **kwargs: Any) -> None:
@@ -410,7 +394,7 @@ def test_a_folder_that_is_removed_meanwhile_is_made_again(path: Path, monkeypatc
     assert rf.prepare_once(path, build) == path
 
 
-def test_a_body_without_a_folder_is_a_failure_for_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_staging_directory_is_recorded_as_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fresh(_: BuildAttempt) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -420,7 +404,7 @@ def test_a_body_without_a_folder_is_a_failure_for_all(path: Path, monkeypatch: p
     assert [name.rpartition(".")[2] for name in names(control(path))] == ["failed"]
 
 
-def test_a_lease_can_be_read_by_all_who_may_look_into_its_folder(path: Path) -> None:
+def test_a_lease_is_readable_for_the_group_that_may_read_its_directory(path: Path) -> None:
     path.parent.mkdir()
     path.parent.chmod(0o750)
     modes = []
@@ -437,7 +421,7 @@ def test_a_lease_can_be_read_by_all_who_may_look_into_its_folder(path: Path) -> 
     assert [oct(mode) for mode in modes] == ["0o640"]
 
 
-def test_a_lease_that_this_process_left_is_nobodys(path: Path) -> None:
+def test_a_lease_left_by_this_process_does_not_block_a_build(path: Path) -> None:
     control(path).mkdir(parents=True)
     (control(path) / "lease").write_bytes(msgspec.json.encode(LeaseOwner.current()))
     assert rf.prepare_once(path, build, timeout=5) == path

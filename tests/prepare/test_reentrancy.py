@@ -22,7 +22,7 @@ WAITS = (
 )
 
 
-def test_a_process_that_the_builder_starts_does_not_wait_for_it(path: Path) -> None:
+def test_a_child_process_that_prepares_what_its_parent_builds_raises(path: Path) -> None:
     said: list[str] = []
 
     def starts(staging: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_process_that_the_builder_starts_does_not_wait_for_it(path: Path) -> N
     assert dict(os.environ) == before
 
 
-def test_processes_that_are_started_while_another_thread_builds_wait(path: Path) -> None:
+def test_a_child_process_started_by_another_thread_waits_for_the_build(path: Path) -> None:
     building, go = threading.Event(), threading.Event()
 
     def slow(staging: Path) -> None:
@@ -60,7 +60,7 @@ def test_processes_that_are_started_while_another_thread_builds_wait(path: Path)
     thread.join(60)
 
 
-def test_a_thread_that_waits_for_its_own_process_says_so(
+def test_a_thread_that_waits_for_its_own_process_times_out_and_logs_that(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rankfeed.prepare.wait._FIRST_REPORT", 0.05)

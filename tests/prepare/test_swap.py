@@ -8,14 +8,13 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.machine import need_root
+from tests.support.machine import mounted, need_root
 from tests.support.prepared import build, control
 
 import rankfeed as rf
@@ -28,7 +27,7 @@ def kept(path: Path) -> list[Path]:
     return list(path.parent.glob(f".{path.name}.kept-*"))
 
 
-def test_files_that_come_while_a_folder_is_replaced_are_kept(
+def test_foreign_files_added_while_a_directory_is_replaced_are_kept_and_logged(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rf.prepare_once(path, build, key="1")
@@ -51,7 +50,7 @@ def test_files_that_come_while_a_folder_is_replaced_are_kept(
 
 
 @pytest.mark.parametrize("strange", [True, False])
-def test_what_a_builder_that_was_killed_had_moved_aside_is_looked_at_too(path: Path, strange: bool) -> None:
+def test_foreign_files_in_a_directory_that_a_killed_builder_moved_are_kept(path: Path, strange: bool) -> None:
     rf.prepare_once(path, build, key="1")
     killed = (
         "import os, pathlib, signal, sys\n"
@@ -68,11 +67,11 @@ def test_what_a_builder_that_was_killed_had_moved_aside_is_looked_at_too(path: P
     done = subprocess.run([sys.executable, "-c", killed, str(path), str(strange)], check=False, timeout=600)
     assert done.returncode == -signal.SIGKILL
     rf.prepare_once(path, build, key="2")
-    assert [(each / "thesis.txt").read_text() for each in kept(path)] == ["years of work"] * strange
+    assert [(folder / "thesis.txt").read_text() for folder in kept(path)] == ["years of work"] * strange
     assert sorted(os.listdir(path)) == [MARKER_NAME, "a.txt", "sub"]
 
 
-def test_only_names_that_are_given_here_are_swept(path: Path) -> None:
+def test_foreign_files_in_the_lease_directory_are_not_removed(path: Path) -> None:
     theirs = [control(path) / name for name in ("old-photos", "old-20240101", "build-tools", "garbage-in")]
     for folder in theirs:
         folder.mkdir(parents=True)
@@ -106,7 +105,7 @@ def unprivileged() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_a_folder_that_cannot_be_listed_is_no_empty_one() -> None:
+def test_a_directory_with_an_unreadable_subdirectory_is_not_replaced() -> None:
     with anybody() as top:
         path = top / "data"
         with unprivileged():
@@ -121,9 +120,9 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one() -> None:
         shutil.rmtree(top / ".data.prepare", ignore_errors=True)
 
 
-def test_what_cannot_be_looked_into_is_not_built_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_error_in_a_prepared_directory_raises_and_does_not_build(path: Path) -> None:
     rf.prepare_once(path, build)
-    built: Counter[str] = Counter()
+    built: list[Path] = []
     real = os.lstat
 
     def broken(file: Any, **options: Any) -> os.stat_result:
@@ -131,20 +130,20 @@ def test_what_cannot_be_looked_into_is_not_built_again(path: Path, monkeypatch: 
             raise OSError(5, "Input/output error")
         return real(file, **options)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "lstat", broken)
         with pytest.raises(PrepareError, match=r"cannot read[\s\S]*Input/output error"):
-            rf.prepare_once(path, lambda staging: built.update(["times"]))
+            rf.prepare_once(path, built.append)
     assert not built
     assert changed_files(path) == []
 
 
-def test_anothers_folder_that_may_not_be_read_is_told_and_not_built() -> None:
+def test_an_unreadable_directory_of_another_user_raises_and_is_not_built() -> None:
     need_root("being two users")
-    built: Counter[int] = Counter()
+    builders: list[int] = []
 
     def private(staging: Path) -> None:
-        built[os.geteuid()] += 1
+        builders.append(os.geteuid())
         build(staging)
         (staging / "sub").chmod(0o700)
 
@@ -152,30 +151,20 @@ def test_anothers_folder_that_may_not_be_read_is_told_and_not_built() -> None:
         rf.prepare_once(top / "data", private)
         with unprivileged(), pytest.raises(PrepareError, match=r"cannot read[\s\S]*Permission denied[\s\S]*sub"):
             rf.prepare_once(top / "data", private)
-        assert built == Counter({0: 1})
+        assert builders == [0]
         assert os.listdir(top) == ["data"]
 
 
-@contextmanager
-def mounted(kind: str, place: Path, options: str) -> Iterator[None]:
-    need_root("mounting")
-    subprocess.run(["mount", "-t", kind, "-o", options, kind, place], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", place], check=True)
-
-
 def cannot_be_replaced(path: Path, said: str) -> None:
-    built: Counter[str] = Counter()
+    built: list[Path] = []
     with pytest.raises(PrepareError, match=rf"cannot replace[\s\S]*{said}[\s\S]*inside it"):
-        rf.prepare_once(path, lambda staging: built.update(["times"]), key="2")
+        rf.prepare_once(path, built.append, key="2")
     assert not built
     assert not control(path).exists()
 
 
 @pytest.mark.parametrize("filled", [True, False])
-def test_a_mounted_folder_is_told_before_the_build(path: Path, filled: bool) -> None:
+def test_a_mount_point_that_cannot_be_replaced_raises_before_the_build(path: Path, filled: bool) -> None:
     path.mkdir(parents=True)
     with mounted("tmpfs", path, "size=1m"):
         if filled:
@@ -188,15 +177,15 @@ def test_a_mounted_folder_is_told_before_the_build(path: Path, filled: bool) -> 
         shutil.rmtree(path / "inside")
 
 
-def test_a_folder_that_comes_with_an_image_is_told_before_the_build(tmp_path: Path) -> None:
-    image, upper, work, top = (tmp_path / name for name in ("image", "upper", "work", "top"))
-    for folder in (image, upper, work, top):
+def test_a_directory_of_an_overlay_image_raises_before_the_build(tmp_path: Path) -> None:
+    image, upper, top = (tmp_path / name for name in ("image", "upper", "top"))
+    for folder in (image, upper, top):
         folder.mkdir()
     with mounted(
         "tmpfs", upper, "size=8m"
     ):  # the tests' own disk may be an overlay, on which there can be no other
-        for name in ("changes", "work"):
-            (upper / name).mkdir()
+        (upper / "changes").mkdir()
+        (upper / "work").mkdir()
         rf.prepare_once(image / "data", build, key="1")
         options = f"lowerdir={image},upperdir={upper / 'changes'},workdir={upper / 'work'},redirect_dir=off"
         with mounted("overlay", top, options):
@@ -205,7 +194,7 @@ def test_a_folder_that_comes_with_an_image_is_told_before_the_build(tmp_path: Pa
 
 
 @pytest.mark.parametrize("anothers", [True, False])
-def test_a_folder_that_may_not_be_changed_is_told_before_the_build(anothers: bool) -> None:
+def test_a_directory_without_write_permission_raises_before_the_build(anothers: bool) -> None:
     with anybody() as top:
         path = top / "data"
         if anothers:
@@ -219,8 +208,7 @@ def test_a_folder_that_may_not_be_changed_is_told_before_the_build(anothers: boo
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775])
-def test_whoever_may_write_beside_it_may_take_over_from_others(mode: int) -> None:
-    """One user's failure is kept for a while, and a dead builder's lease is left."""
+def test_another_user_who_may_write_beside_the_directory_may_build_after_a_failure(mode: int) -> None:
     need_root("being two users")
 
     def fails(staging: Path) -> None:
@@ -243,7 +231,7 @@ def test_whoever_may_write_beside_it_may_take_over_from_others(mode: int) -> Non
         shutil.rmtree(control(path), ignore_errors=True)
 
 
-def test_who_may_not_take_over_is_told_by_whose_leave_he_might() -> None:
+def test_a_user_who_may_not_take_over_is_referred_to_the_owner() -> None:
     need_root("being two users")
     with anybody() as top:
         control(top / "data").mkdir(mode=0o755)
@@ -252,7 +240,7 @@ def test_who_may_not_take_over_is_told_by_whose_leave_he_might() -> None:
             rf.prepare_once(top / "data", build)
 
 
-def test_a_build_that_is_there_did_not_fail(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_succeeds_if_no_failure_record_can_be_removed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> None:
         raise PermissionError("others' failures")
 

@@ -12,14 +12,14 @@ from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import atomic_file, make_directory, write_atomic
 
 
-def test_a_reader_sees_the_old_file_or_the_new_one_and_nothing_between(tmp_path: Path) -> None:
+def test_a_concurrent_reader_sees_only_complete_versions_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomic(path, b"0" * 100_000)
     stop = threading.Event()
 
     def writer() -> None:
-        for number in range(1, 60):
-            write_atomic(path, str(number % 10).encode() * 100_000)
+        for i in range(1, 60):
+            write_atomic(path, str(i % 10).encode() * 100_000)
         stop.set()
 
     thread = threading.Thread(target=writer)
@@ -32,7 +32,7 @@ def test_a_reader_sees_the_old_file_or_the_new_one_and_nothing_between(tmp_path:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomic(path, b"old")
 
@@ -47,14 +47,11 @@ def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_digest_of_several_pieces_includes_their_boundaries() -> None:
+def test_a_digest_of_several_pieces_depends_on_their_boundaries() -> None:
     assert digest_of(b"ab", b"c") != digest_of(b"a", b"bc")
 
 
-def test_a_directory_is_created_although_others_remove_its_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As ranks do that leave the directory that others join."""
+def test_make_directory_succeeds_though_others_remove_the_parent(tmp_path: Path) -> None:
     path, create, races = tmp_path / "staging" / "ranks", os.mkdir, list(range(6))
 
     def create_late(target: str | os.PathLike[str], *arguments: Any, **options: Any) -> None:
@@ -64,7 +61,8 @@ def test_a_directory_is_created_although_others_remove_its_parent(
                 path.parent.rmdir()
         create(target, *arguments, **options)
 
-    monkeypatch.setattr(os, "mkdir", create_late)
-    make_directory(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "mkdir", create_late)
+        make_directory(path)
     assert path.is_dir()
     assert not races

@@ -23,8 +23,8 @@ class Outer(msgspec.Struct):
 TEXT = b'{"count": 1, "inner": [{"name": "a", "numbers": [1]}], "other": {"name": "b", "numbers": null}}'
 
 sys.setswitchinterval(1e-6)
-for number in range(300):
-    module = types.ModuleType(f"records{number}")
+for index in range(300):
+    module = types.ModuleType(f"records{index}")
     sys.modules[module.__name__] = module
     module.decodable = decodable
     exec(RECORDS, module.__dict__)
@@ -42,5 +42,5 @@ print("done")
 """
 
 
-def test_threads_that_read_the_first_records_of_a_kind_at_once_do_no_harm() -> None:
+def test_threads_that_decode_a_new_record_class_at_the_same_time_succeed() -> None:
     assert run_python(CODE) == "done\n"

@@ -9,7 +9,7 @@ from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.storage.file_errors import file_errors
 
 
-def test_a_file_that_cannot_be_read_is_no_damage(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_source_error_and_not_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "missing"
     with (
         pytest.raises(SourceError, match=r"cannot be read[\s\S]*No such file[\s\S]*missing") as caught,
@@ -20,7 +20,7 @@ def test_a_file_that_cannot_be_read_is_no_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("bad magic number"), zlib.error("bad magic number\nmore")])
-def test_what_a_library_finds_is_damage(error: Exception) -> None:
+def test_an_error_of_a_format_library_becomes_a_corrupt_error_with_file_and_remedy(error: Exception) -> None:
     with pytest.raises(CorruptError, match=r"damaged[\s\S]*bad magic number\n  where: a[\s\S]*fetch the file"):  # noqa: SIM117
         with file_errors("a", zlib.error):
             raise error
@@ -28,7 +28,7 @@ def test_what_a_library_finds_is_damage(error: Exception) -> None:
         raise OSError
 
 
-def test_other_errors_pass() -> None:
+def test_file_errors_passes_other_errors_unchanged() -> None:
     with pytest.raises(ArgumentError, match="ours"), file_errors("a", ValueError):
         raise ArgumentError("ours")
     with pytest.raises(ValueError, match="theirs"), file_errors("a", zlib.error):

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.jobs import run_python, until
+from tests.support.prepared import acquire, names
 
 from rankfeed.storage import lease as lease_module
 from rankfeed.storage.lease import HeldLease, Lease, LeaseOwner, StallDetector
@@ -30,12 +31,6 @@ def held(tmp_path: Path) -> Iterator[tuple[Lease, HeldLease]]:
         yield lease, mine
 
 
-def acquire(lease: Lease, after: LeaseOwner | None = None) -> HeldLease:
-    held = lease.acquire(after)
-    assert held is not None
-    return held
-
-
 def expires_after(lease: Lease, owner: LeaseOwner, seconds: float) -> bool:
     """Whether the lease of an owner is expired when it has made no heartbeat for that long."""
     stalls = StallDetector()
@@ -46,16 +41,10 @@ def expires_after(lease: Lease, owner: LeaseOwner, seconds: float) -> bool:
         return lease.is_expired(owner, stalls)
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-
-
-def test_one_process_acquires_and_release_leaves_nothing(tmp_path: Path) -> None:
+def test_a_lease_cannot_be_acquired_twice_and_its_release_removes_it(tmp_path: Path) -> None:
     lease = Lease(tmp_path / "lease")
     assert lease.owner() is None
-    held = lease.acquire(None, "rank 0 of 2", 0)
-    assert held is not None
-    with held:
+    with acquire(lease, None, "rank 0 of 2", 0) as held:
         assert lease.owner() == held.owner
         assert str(held.owner) == f"process {os.getpid()} on {held.owner.host} (rank 0 of 2)"
         assert lease.acquire(None) is None
@@ -63,7 +52,7 @@ def test_one_process_acquires_and_release_leaves_nothing(tmp_path: Path) -> None
     assert not lease.directory.exists()
 
 
-def test_of_eight_contenders_one_takes_over(tmp_path: Path) -> None:
+def test_only_one_of_eight_threads_takes_over_a_lease(tmp_path: Path) -> None:
     lease = Lease(tmp_path / "lease")
     with acquire(lease) as dead:
         start = threading.Barrier(8)
@@ -92,7 +81,7 @@ def test_an_owner_on_another_host_keeps_the_lease_as_long_as_it_renews_it(tmp_pa
     assert lease.is_expired(REMOTE, stalls)
 
 
-def test_the_heartbeat_moves_the_file_time_by_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_move_the_file_time_by_whole_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As file systems that store whole seconds need."""
     monkeypatch.setattr(lease_module, "HEARTBEAT", 0.02)
     seen: set[int] = set()
@@ -103,7 +92,7 @@ def test_the_heartbeat_moves_the_file_time_by_seconds(tmp_path: Path, monkeypatc
     assert len(seen) >= 4
 
 
-def test_a_lease_that_is_renewed_by_progress_expires_without_progress(tmp_path: Path) -> None:
+def test_a_lease_renewed_by_progress_expires_without_progress(tmp_path: Path) -> None:
     lease = Lease(tmp_path / "lease", duration=0.3, by_progress=True)
     with acquire(lease) as held:
         stalls = StallDetector()
@@ -139,7 +128,7 @@ def killed_after_removing(directory: Path, removed: int, after: LeaseOwner | Non
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_files_of_a_killed_process_are_removed_by_the_next_owner(alone: bool, tmp_path: Path) -> None:
+def test_the_next_owner_of_a_lease_removes_the_files_of_a_killed_process(alone: bool, tmp_path: Path) -> None:
     lease = Lease(tmp_path / "lease")
     for removed in count():
         with ExitStack() as stack:
@@ -155,7 +144,7 @@ def test_files_of_a_killed_process_are_removed_by_the_next_owner(alone: bool, tm
     assert removed >= 1
 
 
-def test_a_release_that_is_interrupted_removes_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_release_removes_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -167,16 +156,14 @@ def test_a_release_that_is_interrupted_removes_the_files(tmp_path: Path, monkeyp
     assert not (tmp_path / "lease").exists()
 
 
-def test_an_acquisition_that_is_interrupted_makes_no_heartbeats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_acquisition_leaves_no_heartbeat_thread(tmp_path: Path) -> None:
     start = threading.Thread.start
 
     def interrupted(thread: threading.Thread) -> None:
         start(thread)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Lease(tmp_path / "lease").acquire(None)
@@ -187,11 +174,10 @@ def test_an_acquisition_that_is_interrupted_makes_no_heartbeats(
     assert not (tmp_path / "lease").exists()
 
 
-def test_a_lease_of_this_process_that_it_does_not_hold_is_expired(tmp_path: Path) -> None:
+def test_a_lease_left_by_this_process_is_expired(tmp_path: Path) -> None:
     left = LeaseOwner.current()
     (tmp_path / "lease").write_bytes(msgspec.json.encode(left))
-    lease = Lease(tmp_path)
-    assert lease.is_expired(left, StallDetector())
+    assert Lease(tmp_path).is_expired(left, StallDetector())
 
 
 def test_an_owner_that_lost_the_lease_does_not_release_that_of_its_successor(tmp_path: Path) -> None:
@@ -206,7 +192,9 @@ def test_an_owner_that_lost_the_lease_does_not_release_that_of_its_successor(tmp
         assert not lease.directory.exists()
 
 
-def test_each_owner_that_returns_doubles_the_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_lost_owner_that_returns_doubles_the_duration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lease_module, "HEARTBEAT", 0.05)
     lease = Lease(tmp_path / "lease", duration=10)
     with ExitStack() as stack:
@@ -220,7 +208,7 @@ def test_each_owner_that_returns_doubles_the_duration(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("reason", ["of another user", "in another pid namespace"])
-def test_a_process_that_cannot_be_looked_up_keeps_the_lease_as_long_as_it_renews_it(
+def test_the_lease_of_an_invisible_process_expires_only_without_heartbeats(
     reason: str, held: tuple[Lease, HeldLease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease, mine = held
@@ -234,13 +222,13 @@ def test_a_process_that_cannot_be_looked_up_keeps_the_lease_as_long_as_it_renews
     assert expires_after(lease, other, 11)
 
 
-def test_hosts_without_a_boot_id_are_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_without_a_boot_id_is_not_local(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LeaseOwner.current().is_local
     monkeypatch.setattr(lease_module, "boot_id", lambda: "")
     assert not LeaseOwner.current().is_local
 
 
-def test_a_lease_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_cannot_be_written_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -250,27 +238,26 @@ def test_a_lease_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypat
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("what", ["directory", "lease"])
-def test_nothing_is_written_through_a_symbolic_link(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", ["directory", "lease"])
+def test_a_lease_is_not_written_through_a_symbolic_link(link: str, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
-    if what == "directory":
+    if link == "directory":
         elsewhere.mkdir()
         (tmp_path / "lease").symlink_to(elsewhere)
     else:
         (tmp_path / "lease").mkdir()
         (tmp_path / "lease" / "lease").symlink_to(elsewhere)
     lease = Lease(tmp_path / "lease")
-
     with pytest.raises(OSError, match=r"exists|symbolic links"):
         lease.acquire(lease.owner())
-    assert what == "directory" or not elsewhere.exists()
+    assert link == "directory" or not elsewhere.exists()
     assert names(elsewhere) == []
 
 
-def test_a_lease_that_another_user_has_just_created_is_read(
+def test_a_lease_whose_first_read_is_refused_is_read_again(
     held: tuple[Lease, HeldLease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It becomes readable a moment after it was created."""
+    """A lease of another user becomes readable a moment after it was created."""
     lease, mine = held
     real, refused = os.open, iter([PermissionError(errno.EACCES, "Permission denied")])
 
@@ -284,7 +271,7 @@ def test_a_lease_that_another_user_has_just_created_is_read(
     assert next(refused, None) is None
 
 
-def test_without_proc_leases_work_by_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_without_proc_expire_by_missing_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS."""
     for name, value in {"boot_id": "", "pid_namespace": 0, "process_start_time": -1}.items():
         monkeypatch.setattr(lease_module, name, lambda *_, value=value: value)

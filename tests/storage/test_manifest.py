@@ -59,14 +59,14 @@ def put(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:
         (put("format", to="other"), "format"),
     ],
 )
-def test_what_is_wrong_is_named(edit: Callable[[dict[str, Any]], None], said: str, packed: Path) -> None:
+def test_an_invalid_manifest_raises_and_names_the_field(edit: Any, said: str, packed: Path) -> None:
     edited(packed, edit)
     with pytest.raises(CorruptError, match=said) as caught:
         rf.open(packed)
     assert "rankfeed.json" in str(caught.value)
 
 
-def test_more_rows_than_a_file_can_hold_are_refused_before_memory_is_allocated(packed: Path) -> None:
+def test_a_manifest_with_more_rows_than_the_file_can_hold_raises(packed: Path) -> None:
     def edit(manifest: dict[str, Any]) -> None:
         more = 10**15
         manifest["shards"][0] |= {"rows": manifest["shards"][0]["rows"] + more, "block_rows": 1}
@@ -78,20 +78,20 @@ def test_more_rows_than_a_file_can_hold_are_refused_before_memory_is_allocated(p
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b"null"])
-def test_what_is_no_manifest_at_all_is_refused(content: bytes, packed: Path) -> None:
+def test_a_manifest_that_is_not_a_json_object_raises(content: bytes, packed: Path) -> None:
     (packed / "rankfeed.json").write_bytes(content)
     with pytest.raises(CorruptError, match="damaged"):
         rf.open(packed)
 
 
-def test_another_version_is_no_damage(packed: Path) -> None:
+def test_a_manifest_of_a_newer_version_is_a_source_error_and_not_corrupt(packed: Path) -> None:
     edited(packed, put("version", to=99))
     with pytest.raises(SourceError, match="newer rankfeed") as caught:
         rf.open(packed)
     assert not isinstance(caught.value, CorruptError)
 
 
-def test_folders_reached_through_links_are_followed_for_reading(packed: Path, tmp_path: Path) -> None:
+def test_a_dataset_is_read_through_symbolic_links(packed: Path, tmp_path: Path) -> None:
     before = rf.open(packed).fingerprint
     (tmp_path / "link").symlink_to(packed)
     assert rf.open(tmp_path / "link").fingerprint == before
@@ -104,7 +104,7 @@ def test_folders_reached_through_links_are_followed_for_reading(packed: Path, tm
     np.testing.assert_equal([dict(sample) for sample in rf.open(packed)], samples)
 
 
-def test_a_shard_with_other_columns_is_refused(packed: Path, tmp_path: Path) -> None:
+def test_a_shard_with_other_columns_than_the_manifest_raises(packed: Path, tmp_path: Path) -> None:
     rf.write([{"z": 1.0}], tmp_path / "q", progress=False)
     other = (tmp_path / "q" / "shard-00000.arrow").read_bytes()
     (packed / "shard-00000.arrow").write_bytes(other)
@@ -113,7 +113,7 @@ def test_a_shard_with_other_columns_is_refused(packed: Path, tmp_path: Path) -> 
         rf.open(packed)[0]
 
 
-def test_blocks_are_what_is_read_in_one_go(tmp_path: Path) -> None:
+def test_blocks_of_a_written_dataset_have_at_most_four_mebibytes(tmp_path: Path) -> None:
     rows = ({"x": np.zeros(1 << 20, np.uint8)} for _ in range(10))
     source = rf.write(rows, tmp_path / "p", progress=False)
     assert source.blocks.tolist() == [4, 4, 2]

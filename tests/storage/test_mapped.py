@@ -13,7 +13,7 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage.mapped import check_not_truncated, map_file
 
 
-def test_the_array_is_the_file_and_cannot_be_written(tmp_path: Path) -> None:
+def test_a_mapped_file_is_a_read_only_array_of_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     array = map_file(tmp_path / "file")
     assert array.tobytes() == b"abc"
@@ -22,14 +22,14 @@ def test_the_array_is_the_file_and_cannot_be_written(tmp_path: Path) -> None:
     assert len(map_file(tmp_path / "empty")) == 0
 
 
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_mapping_a_missing_file_or_a_directory_raises(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="nowhere"):
         map_file(tmp_path / "nowhere")
     with pytest.raises(SourceError):
         map_file(tmp_path)
 
 
-def test_a_truncated_file_is_named_and_other_changes_are_not_looked_at(tmp_path: Path) -> None:
+def test_a_truncated_mapped_file_raises_but_a_deleted_one_does_not(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     np.arange(4096).tofile(path)
     values = map_file(path).view(np.int64)[10:].reshape(-1, 2)
@@ -48,11 +48,9 @@ READS_TRUNCATED_PAGES = """
 import os, sys
 import numpy as np
 from rankfeed._util.native import lost_mappings
-from rankfeed._util.native import native_library
 from rankfeed.columns.pointers import file_of
 from rankfeed.errors import CorruptError
-from rankfeed.storage.mapped import map_file
-from rankfeed.storage.mapped import check_not_truncated
+from rankfeed.storage.mapped import check_not_truncated, map_file
 
 folder, page = sys.argv[1], os.sysconf("SC_PAGESIZE")
 values = []
@@ -60,12 +58,12 @@ for name in "abc":
     path = os.path.join(folder, name)
     np.full(4 * page // 8 + 10, 7).tofile(path)
     values.append(map_file(path).view(np.int64))
-assert [file_of(each).is_lost for each in values] == [False, False, False] and not lost_mappings().value
+assert [file_of(array).is_lost for array in values] == [False, False, False] and not lost_mappings().value
 os.truncate(os.path.join(folder, "b"), page + 8)
 assert values[1][: page // 8 + 1].sum() == 7 * (page // 8 + 1) and not file_of(values[1]).is_lost
 assert values[1][:].sum() == 7 * (page // 8 + 1)  # zeros instead of SIGBUS
 os.truncate(os.path.join(folder, "b"), 4 * page + 80)  # its size is right again
-assert [file_of(each).is_lost for each in values] == [False, True, False] and lost_mappings().value == 1
+assert [file_of(array).is_lost for array in values] == [False, True, False] and lost_mappings().value == 1
 assert values[0].sum() == values[2].sum() == 7 * len(values[0])
 try:
     check_not_truncated(file_of(values[1]), "b")
@@ -86,5 +84,5 @@ print("done")
 
 
 @pytest.mark.skipif(native_library() is None, reason="needs the native library")
-def test_pages_that_are_truncated_while_they_are_read_are_zeros_and_noticed(tmp_path: Path) -> None:
+def test_truncated_pages_of_a_mapped_file_read_as_zeros_and_mark_it_as_lost(tmp_path: Path) -> None:
     assert run_python(READS_TRUNCATED_PAGES, tmp_path) == "done\n"

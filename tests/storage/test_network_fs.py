@@ -5,6 +5,6 @@ import errno
 from rankfeed.storage.network_fs import is_gone
 
 
-def test_a_file_that_another_host_removed_is_gone() -> None:
+def test_is_gone_is_true_for_missing_and_stale_files_only() -> None:
     errors = [FileNotFoundError(), NotADirectoryError(), OSError(errno.ESTALE, ""), PermissionError()]
     assert [is_gone(error) for error in errors] == [True, True, True, False]

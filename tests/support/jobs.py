@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -65,10 +65,13 @@ def end(processes: Sequence[psutil.Process]) -> None:
 
 
 @contextmanager
-def started(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A job under way; whatever of it is left at the end is killed."""
+def started(
+    command: Sequence[str], log: Path, environ: Mapping[str, str] = ENVIRON
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A job under way, without input; whatever of it is left at the end is killed."""
     with log.open("wb") as out:
-        job = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=ENVIRON, start_new_session=True)
+        options = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+        job = subprocess.Popen(command, **options, env=environ, start_new_session=True)
     try:
         yield job
     finally:

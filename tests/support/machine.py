@@ -6,6 +6,9 @@ import functools
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -22,6 +25,16 @@ def need_root(what: str) -> None:
     """To mount, to have namespaces, or to be two users."""
     if not _is_root():
         missing(f"root that may mount and make namespaces (unshare): {what}")
+
+
+@contextmanager
+def mounted(kind: str, folder: Path, options: str) -> Iterator[None]:
+    need_root("mounting")
+    subprocess.run(["mount", "-t", kind, "-o", options, kind, folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
 
 
 @functools.cache

@@ -1,9 +1,11 @@
-"""A small build, one that counts, and where its leases lie."""
+"""A small build, one that counts, and its leases."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from rankfeed.storage.lease import HeldLease, Lease, LeaseOwner
 
 
 def build(staging: Path) -> None:
@@ -26,3 +28,13 @@ class CountedBuild:
 
 def control(path: Path) -> Path:
     return path.with_name(f".{path.name}.prepare")
+
+
+def acquire(lease: Lease, after: LeaseOwner | None = None, *arguments: Any) -> HeldLease:
+    held = lease.acquire(after, *arguments)
+    assert held is not None
+    return held
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []

@@ -11,21 +11,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.marks import slow
 from tests.support.values import contents
 
 import rankfeed as rf
 from rankfeed.errors import SourceError, WriteError
 from rankfeed.storage.lease import Lease, LeaseOwner
-from rankfeed.writer import staging as staging_module
+from rankfeed.writer import coordinator, staging
 
-#: The module; its name in the package is the function's.
-coordinator_module = import_module("rankfeed.writer.coordinator")
 ROWS = 3000
 SCRIPT = f"""
 import sys, numpy as np, rankfeed as rf
@@ -51,26 +49,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def killed(given: str, dest: Path, workers: int, after: float) -> bool:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, given, str(dest), str(workers)], stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    time.sleep(after)
-    process.send_signal(signal.SIGKILL)
-    process.stdout.close()
-    return process.wait() == -signal.SIGKILL
+    command = [sys.executable, "-c", SCRIPT, given, str(dest), str(workers)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(after)
+        process.kill()
+    return process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(
-    ("kind", "workers"),
-    [
-        pytest.param("rows", 0, marks=pytest.mark.slow),
-        pytest.param("source", 0, marks=pytest.mark.slow),
-        ("source", 2),
-    ],
-)
-def test_a_killed_write_continues_to_the_same_bytes(
+@pytest.mark.parametrize(("kind", "workers"), [slow("rows", 0), slow("source", 0), ("source", 2)])
+def test_a_killed_write_resumes_to_the_same_bytes(
     kind: str, workers: int, whole: Path, thorough: bool, tmp_path: Path
 ) -> None:
     given = "rows" if kind == "rows" else str(whole / "rows")
@@ -89,9 +78,12 @@ class Killed(BaseException):
     pass
 
 
-def killed_at(
-    is_end: Callable[[int, Path], bool], monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]
-) -> int:
+def breaking(samples: list[Any]) -> Iterator[Any]:
+    yield from samples
+    raise KeyError("the user's own")
+
+
+def killed_at(is_end: Callable[[int, Path], bool], work: Callable[[], Any]) -> int:
     """Run a process that dies at a rename, chosen by its number and target; how many it made before."""
     count, replace = 0, os.replace
 
@@ -102,27 +94,24 @@ def killed_at(
         count += 1
         replace(source, target)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
         patch.setattr("os.replace", stopping)
-        with suppress(Killed):
-            work()
+        work()
     return count
 
 
-def test_stopped_at_any_rename_nothing_opens_and_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_killed_at_any_rename_does_not_open_and_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     selection = rows()[1800:2300]  # changes from dense to ragged on the way
 
     def write(dest: Path) -> rf.Source:
         return rf.write(selection, dest, shard_bytes=3000, progress=False)
 
     reference = tmp_path / "reference"
-    most = killed_at(lambda *_: False, monkeypatch, lambda: write(reference))
+    most = killed_at(lambda *_: False, lambda: write(reference))
     moved = Counter[int]()
     for stop_at in range(most):
         dest = tmp_path / str(stop_at)
-        killed_at(lambda count, _, stop_at=stop_at: count == stop_at, monkeypatch, partial(write, dest))  # type: ignore[misc]
+        killed_at(lambda count, _, stop_at=stop_at: count == stop_at, partial(write, dest))  # type: ignore[misc]
         shards = sorted(dest.glob("shard-*.arrow"))
         moved[len(shards)] += 1
         for where in (dest, f"{dest}/*.arrow", f"{dest}/shard-0000[0-3]*", shards):
@@ -135,9 +124,7 @@ def test_stopped_at_any_rename_nothing_opens_and_it_goes_on(
 
 
 @pytest.mark.parametrize("kind", ["rows", "source"])
-def test_stopped_at_any_rename_an_append_leaves_what_was_there_and_adds_its_rows_once(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_append_killed_at_any_rename_changes_nothing_and_resumes(kind: str, tmp_path: Path) -> None:
     source = rf.write(rows()[60:120], tmp_path / "source", progress=False)
     rf.write(rows()[:60], tmp_path / "base", shard_bytes=500, progress=False)
     options: dict[str, Any] = {"shard_bytes": 500, "append": True, "workers": 0, "progress": False}
@@ -149,10 +136,10 @@ def test_stopped_at_any_rename_an_append_leaves_what_was_there_and_adds_its_rows
 
     reference = Path(shutil.copytree(tmp_path / "base", tmp_path / "reference"))
     before = rf.open(reference).fingerprint
-    most = killed_at(lambda *_: False, monkeypatch, lambda: append(reference))
+    most = killed_at(lambda *_: False, lambda: append(reference))
     for stop_at in range(most):
         dest = Path(shutil.copytree(tmp_path / "base", tmp_path / str(stop_at)))
-        killed_at(lambda count, _, stop_at=stop_at: count == stop_at, monkeypatch, partial(append, dest))  # type: ignore[misc]
+        killed_at(lambda count, _, stop_at=stop_at: count == stop_at, partial(append, dest))  # type: ignore[misc]
         assert rf.open(dest).fingerprint == before
         assert len(append(dest)) == 120
         assert contents(dest) == contents(reference)
@@ -160,7 +147,7 @@ def test_stopped_at_any_rename_an_append_leaves_what_was_there_and_adds_its_rows
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_staged_shards_are_written_again_only_if_they_are_damaged(
+def test_a_resumed_write_writes_only_damaged_staged_shards_again(
     is_damaged: bool, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopping(*_: object) -> None:
@@ -168,47 +155,42 @@ def test_staged_shards_are_written_again_only_if_they_are_damaged(
 
     source = rf.open(whole / "rows")
     with monkeypatch.context() as patch:
-        patch.setattr(coordinator_module, "commit", stopping)
+        patch.setattr(coordinator, "commit", stopping)
         with pytest.raises(WriteError):
             rf.write(source, tmp_path / "p", shard_bytes=1500, progress=False)
     if is_damaged:
-        staged = sorted((tmp_path / "p").rglob("*.arrow"))
-        staged[0].write_bytes(b"\0" * staged[0].stat().st_size)
-        staged[1].unlink()
-        staged[2].with_suffix(".json").write_text("{")
+        zeroed, removed, with_bad_record, *_ = sorted((tmp_path / "p").rglob("*.arrow"))
+        zeroed.write_bytes(b"\0" * zeroed.stat().st_size)
+        removed.unlink()
+        with_bad_record.with_suffix(".json").write_text("{")
     else:
-        monkeypatch.setattr(staging_module, "write_shard", stopping)  # nothing is left to be written
+        monkeypatch.setattr(staging, "write_shard", stopping)  # nothing is left to be written
     rf.write(source, tmp_path / "p", shard_bytes=1500, progress=False)
     assert contents(tmp_path / "p") == contents(whole / "source")
 
 
-def test_the_beginnings_of_another_write_are_refused_or_started_over(whole: Path, tmp_path: Path) -> None:
-    def broken() -> object:
-        yield from rows()[:2500]
-        raise KeyError("the user's own")
-
+def test_an_unfinished_write_of_another_input_raises_unless_resume_is_false(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="the user's own"):
-        rf.write(broken(), tmp_path / "p", shard_bytes=1500, progress=False)  # type: ignore[arg-type]
+        rf.write(breaking(rows()[:2500]), tmp_path / "p", shard_bytes=1500, progress=False)
     with pytest.raises(WriteError, match="another input"):
         rf.write(rf.open(whole / "rows"), tmp_path / "p", shard_bytes=1500, progress=False)
     rf.write(rf.open(whole / "rows"), tmp_path / "p", shard_bytes=1500, progress=False, resume=False)
     assert contents(tmp_path / "p") == contents(whole / "source")
 
 
-def test_an_iterable_that_changed_in_between_is_written_as_it_is_now(tmp_path: Path) -> None:
-    def broken() -> object:
-        yield from ({"x": np.arange(i % 3)} for i in range(500))
-        raise KeyError
-
+def test_a_write_resumed_with_other_rows_has_the_bytes_of_a_new_write(tmp_path: Path) -> None:
+    ragged = [{"x": np.arange(i % 3)} for i in range(500)]
     with pytest.raises(KeyError):
-        rf.write(broken(), tmp_path / "p", shard_bytes=500, progress=False)  # type: ignore[arg-type]
+        rf.write(breaking(ragged), tmp_path / "p", shard_bytes=500, progress=False)
     now = [{"x": np.arange(2) + i} for i in range(100)]
     rf.write(now, tmp_path / "p", shard_bytes=500, progress=False)
     rf.write(now, tmp_path / "fresh", shard_bytes=500, progress=False)
     assert contents(tmp_path / "p") == contents(tmp_path / "fresh")
 
 
-def test_of_two_writes_at_once_one_succeeds_and_the_other_says_why(thorough: bool, tmp_path: Path) -> None:
+def test_of_two_concurrent_writes_one_succeeds_and_the_other_may_be_refused(
+    thorough: bool, tmp_path: Path
+) -> None:
     code = (
         "import sys, rankfeed as rf\n"
         "try: print(len(rf.write([{'x': i} for i in range(100)], sys.argv[1], progress=False)))\n"
@@ -223,9 +205,8 @@ def test_of_two_writes_at_once_one_succeeds_and_the_other_says_why(thorough: boo
         assert len(rf.open(tmp_path / f"{attempt}")) == 100
 
 
-def test_a_writer_begins_though_another_one_has_just_removed_the_staging_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_recreates_a_removed_staging_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another writer removes it before this one acquires the lease in it."""
     real, errors = Lease.acquire, iter([FileNotFoundError(2, "No such file or directory")])
 
     def acquire(lease: Lease, *arguments: Any) -> Any:
@@ -238,9 +219,7 @@ def test_a_writer_begins_though_another_one_has_just_removed_the_staging_directo
 
 
 @pytest.mark.slow
-def test_a_writer_that_was_killed_on_another_host_is_taken_over_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_killed_on_another_host_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import os, socket, sys, rankfeed as rf\n"
         "socket.gethostname = lambda: 'node-a'\n"
@@ -250,16 +229,13 @@ def test_a_writer_that_was_killed_on_another_host_is_taken_over_from(
         "    os._exit(9)\n"
         "rf.write(rows(), sys.argv[1], shard_bytes=100, progress=False)"
     )
-    dest = tmp_path / "p"
-    killed = subprocess.run([sys.executable, "-c", code, str(dest)], check=False)
-    assert killed.returncode == 9
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "p")], check=False).returncode == 9
     monkeypatch.setattr("rankfeed.storage.lease.DURATION", 1.0)
-    all_rows = [{"x": i} for i in range(300)]
-    assert len(rf.write(all_rows, dest, shard_bytes=100, progress=False)) == 300
+    assert len(rf.write([{"x": i} for i in range(300)], tmp_path / "p", shard_bytes=100, progress=False)) == 300
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_a_writer_that_is_alive_here_or_on_another_host_is_named(
+def test_a_second_write_to_a_directory_raises_and_names_the_first_process(
     is_local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rankfeed.storage.lease.HEARTBEAT", 0.05)
@@ -274,7 +250,7 @@ def test_a_writer_that_is_alive_here_or_on_another_host_is_named(
     assert len(rf.write(samples(), tmp_path / "p", progress=False)) == 2
 
 
-def test_a_writer_that_lost_its_lease_leaves_the_files_of_its_successor(tmp_path: Path) -> None:
+def test_a_write_that_lost_its_lease_raises_and_keeps_the_files_of_its_successor(tmp_path: Path) -> None:
     """It was stopped for long, and a process on another host took over."""
     staging = tmp_path / "p" / ".rankfeed-write"
     lease = Lease(staging / "lease")
@@ -293,7 +269,7 @@ def test_a_writer_that_lost_its_lease_leaves_the_files_of_its_successor(tmp_path
         assert os.listdir(tmp_path / "p") == [staging.name]
 
 
-def test_an_input_that_cannot_be_read_is_not_blamed_on_the_output(tmp_path: Path) -> None:
+def test_an_iterable_that_raises_oserror_is_reported_as_an_unreadable_input(tmp_path: Path) -> None:
     def broken() -> Iterator[dict[str, int]]:
         yield {"x": 1}
         raise FileNotFoundError(2, "No such file", "/data/img7.jpg")

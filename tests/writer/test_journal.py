@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.values import column_of
-from tests.writer.test_interrupted import Killed, killed_at
+from tests.writer.test_interrupted import Killed, breaking, killed_at
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, WriteError
@@ -40,14 +40,14 @@ def visible(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name != STAGING]
 
 
-def killed_after(renames: int, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
+def killed_after(renames: int, work: Callable[[], object]) -> None:
     """Run a process that dies after it renamed a number of shards (-1: just before the manifest)."""
     shards = count()
 
     def is_end(_: int, target: Path) -> bool:
         return (target.name.startswith("shard-") and next(shards) == renames) or target.name == "rankfeed.json"
 
-    killed_at(is_end, monkeypatch, work)
+    killed_at(is_end, work)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def two_appends(base: Path) -> list[int]:
     return [*another_append(base), *(write(rows(400, 401), base, append=True, key="third") and [400])]
 
 
-def an_append_that_is_interrupted_as_well(base: Path) -> list[int]:
+def an_interrupted_append(base: Path) -> list[int]:
     with pytest.raises(KeyError, match="the user's own"):
         write(breaking(rows(500, 560)), base, append=True, key="other")
     with pytest.raises(WriteError, match="an unfinished write of another input"):
@@ -81,32 +81,18 @@ def an_append_of_a_source(base: Path) -> list[int]:
     return [*range(600, 640)]
 
 
-def a_call_that_is_refused(base: Path) -> list[int]:
+def a_refused_write(base: Path) -> list[int]:
     with pytest.raises(WriteError, match="another input"):
         write(rows(0, 100), base)
     return []
 
 
-def breaking(samples: list[dict[str, int]]) -> Any:
-    yield from samples
-    raise KeyError("the user's own")
-
-
 @pytest.mark.parametrize(
-    "between",
-    [
-        another_append,
-        two_appends,
-        an_append_that_is_interrupted_as_well,
-        an_append_of_a_source,
-        a_call_that_is_refused,
-    ],
+    "between", [another_append, two_appends, an_interrupted_append, an_append_of_a_source, a_refused_write]
 )
 @pytest.mark.parametrize("renames", [0, 1, -1])
-def test_an_append_that_another_call_committed_is_added_once(
-    between: Callable[[Path], list[int]], renames: int, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed_after(renames, monkeypatch, lambda: append(base))
+def test_an_interrupted_append_committed_by_others_is_added_once(between: Any, renames: int, base: Path) -> None:
+    killed_after(renames, lambda: append(base))
     assert column_of(rf.open(base), "id") == [*range(100)]
     added = between(base)
     assert column_of(rf.open(base), "id") == [*range(160), *added]
@@ -115,7 +101,7 @@ def test_an_append_that_another_call_committed_is_added_once(
 
 
 @pytest.mark.parametrize("given", ["iterable", "dataset", "map"])
-def test_an_append_of_what_cannot_be_identified_needs_a_key(given: str, base: Path) -> None:
+def test_an_append_of_an_iterable_dataset_or_map_needs_a_key(given: str, base: Path) -> None:
     source: Any = rows(100, 160)
     options: dict[str, Any] = {}
     if given == "dataset":
@@ -128,19 +114,17 @@ def test_an_append_of_what_cannot_be_identified_needs_a_key(given: str, base: Pa
 
 
 @pytest.mark.parametrize("renames", [0, 1, -1])
-def test_no_manifest_is_written_for_shards_that_are_gone(
-    renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_write_replaces_committed_shards_that_were_deleted(renames: int, tmp_path: Path) -> None:
     dest = tmp_path / "p"
-    killed_after(renames, monkeypatch, lambda: write(rows(0, 100), dest))
+    killed_after(renames, lambda: write(rows(0, 100), dest))
     for path in visible(dest):  # as `rm -r dest/*` does, which spares the hidden directory
         path.unlink()
     assert column_of(write(rows(0, 100), dest), "id") == [*range(100)]
     assert not (dest / STAGING).exists()
 
 
-def test_an_append_is_not_committed_where_its_dataset_is_gone(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed_after(1, monkeypatch, lambda: append(base))
+def test_an_interrupted_append_whose_dataset_was_deleted_raises(base: Path) -> None:
+    killed_after(1, lambda: append(base))
     for path in visible(base):
         path.unlink()
     with pytest.raises(WriteError, match="no finished dataset to append to"):
@@ -150,19 +134,17 @@ def test_an_append_is_not_committed_where_its_dataset_is_gone(base: Path, monkey
     assert column_of(write(rows(0, 30), base, resume=False), "id") == [*range(30)]
 
 
-def test_a_truncated_shard_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_commit_replaces_a_truncated_shard(tmp_path: Path) -> None:
     dest = tmp_path / "p"
-    killed_after(2, monkeypatch, lambda: write(rows(0, 100), dest))
+    killed_after(2, lambda: write(rows(0, 100), dest))
     shard = dest / "shard-00000.arrow"
     shard.write_bytes(shard.read_bytes()[:-1])
     assert Counter(column_of(write(rows(0, 100), dest), "id")) == Counter(range(100))
 
 
-def test_an_append_is_added_again_where_an_older_state_of_the_dataset_was_restored(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_append_is_added_again_after_an_older_state_of_the_dataset_was_restored(base: Path) -> None:
     older = {path: path.read_bytes() for path in visible(base)}
-    killed_after(1, monkeypatch, lambda: append(base))
+    killed_after(1, lambda: append(base))
     another_append(base)
     for path in visible(base):
         path.unlink()
@@ -211,21 +193,17 @@ INTERRUPTED: dict[str, tuple[Any, str, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("place", INTERRUPTED)
-def test_an_append_that_is_interrupted_twice_is_added_once(
-    place: str, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_append_that_is_interrupted_twice_is_added_once(place: str, base: Path) -> None:
     target, name, replacement = INTERRUPTED[place]
     for expected in (pytest.raises((WriteError, Killed)), suppress(WriteError, Killed)):
-        with monkeypatch.context() as patch, expected:  # type: ignore[attr-defined]
+        with pytest.MonkeyPatch.context() as patch, expected:  # type: ignore[attr-defined]
             patch.setattr(target, name, replacement())
             append(base)
     assert column_of(append(base), "id") == [*range(160)]
     assert not (base / STAGING).exists()
 
 
-def test_rows_whose_files_are_removed_before_the_commit_are_an_error(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_staged_files_removed_before_the_commit_are_an_error(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_record = journal.write_record
 
     def removing(path: Path, record: Any) -> None:
@@ -233,18 +211,15 @@ def test_rows_whose_files_are_removed_before_the_commit_are_an_error(
         for staged in (base / STAGING).glob("*.arrow"):
             staged.unlink()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(journal, "write_record", removing)
-        with pytest.raises(WriteError, match="are gone"):
-            append(base)
+    monkeypatch.setattr(journal, "write_record", removing)
+    with pytest.raises(WriteError, match="are gone"):
+        append(base)
     assert column_of(rf.open(base), "id") == [*range(100)]
 
 
 @pytest.mark.parametrize("surplus", [1, 7, 100])
-def test_a_journal_of_more_shards_than_its_manifest_has_is_discarded(
-    surplus: int, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed_after(0, monkeypatch, lambda: append(base))
+def test_a_journal_of_more_shards_than_its_manifest_has_is_discarded(surplus: int, base: Path) -> None:
+    killed_after(0, lambda: append(base))
     path = base / STAGING / "commit.json"
     stored: Any = journal.read_record(path, journal.CommitJournal)
     size = len(stored.manifest.shards) + surplus - len(stored.staged)
@@ -255,7 +230,7 @@ def test_a_journal_of_more_shards_than_its_manifest_has_is_discarded(
     assert column_of(append(base), "id") == [*range(160)]
 
 
-def test_the_lease_is_held_until_nothing_else_is_staged(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_removes_its_lease_last_of_its_staged_files(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unlink, seen = Path.unlink, []
 
     def looking(self: Path, *arguments: Any, **more: Any) -> None:
@@ -268,26 +243,21 @@ def test_the_lease_is_held_until_nothing_else_is_staged(base: Path, monkeypatch:
     assert seen == [["lease"]]
 
 
-def test_a_call_that_fails_to_complete_a_commit_leaves_it_to_the_next(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed_after(1, monkeypatch, lambda: append(base))
+def test_the_next_call_completes_a_commit_that_another_call_failed_to_complete(base: Path) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    killed_after(1, lambda: append(base))
     for module, name in ((journal, "write_atomic"), (journal, "clear"), (journal.os, "replace")):
-        with monkeypatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, name, failing)
             with pytest.raises(WriteError):
                 write(rows(0, 100), base)
     assert column_of(append(base), "id") == [*range(160)]
 
 
-def failing(*_: object) -> None:
-    raise OSError(28, "No space left on device")
-
-
-def test_nothing_is_committed_among_other_data(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed_after(0, monkeypatch, lambda: append(base))
+def test_an_interrupted_append_is_not_committed_to_another_dataset(base: Path, tmp_path: Path) -> None:
+    killed_after(0, lambda: append(base))
     other = tmp_path / "other"
     write(rows(1000, 1100), other)  # of the same sizes
     for path in visible(other):
@@ -297,10 +267,8 @@ def test_nothing_is_committed_among_other_data(
     assert column_of(rf.open(base), "id") == [*range(1000, 1100)]
 
 
-def test_a_commit_is_complete_though_a_shard_is_missing_for_a_while(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, suppress(Killed):
+def test_a_commit_completes_after_a_missing_shard_is_put_back(base: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
         patch.setattr(journal, "clear", killed)
         append(base)
     away = (base / "shard-00001.arrow").rename(tmp_path / "away")
@@ -311,7 +279,7 @@ def test_a_commit_is_complete_though_a_shard_is_missing_for_a_while(
     assert not (base / STAGING).exists()
 
 
-def test_an_append_to_a_dataset_that_is_replaced_meanwhile_is_an_error(base: Path) -> None:
+def test_an_append_to_a_dataset_that_is_replaced_during_the_append_raises(base: Path) -> None:
     older = (base / "rankfeed.json").read_bytes()
     another_append(base)
 
@@ -324,7 +292,7 @@ def test_an_append_to_a_dataset_that_is_replaced_meanwhile_is_an_error(base: Pat
     assert (base / "rankfeed.json").read_bytes() == older
 
 
-def test_a_call_that_failed_before_its_first_shard_leaves_nothing(base: Path, tmp_path: Path) -> None:
+def test_a_write_that_failed_before_its_first_shard_does_not_block_the_next(base: Path, tmp_path: Path) -> None:
     with pytest.raises(WriteError, match="no samples"):
         write(iter([]), base, append=True, key="nothing")
     assert column_of(append(base), "id") == [*range(160)]
@@ -333,7 +301,7 @@ def test_a_call_that_failed_before_its_first_shard_leaves_nothing(base: Path, tm
     assert column_of(write(rows(0, 3), tmp_path / "new", key="two"), "id") == [0, 1, 2]
 
 
-def test_files_that_come_too_late_leave_no_directory(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_removes_shards_that_are_staged_too_late(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def bar(*_: object, **__: object) -> Iterator[Callable[[int], None]]:
         yield lambda _: None
@@ -344,7 +312,7 @@ def test_files_that_come_too_late_leave_no_directory(base: Path, monkeypatch: py
     assert not (base / STAGING).exists()
 
 
-def test_another_call_leaves_the_finished_shards_of_an_interrupted_append(base: Path) -> None:
+def test_other_writes_keep_the_staged_shards_of_an_interrupted_append(base: Path) -> None:
     with pytest.raises(KeyError):
         write(breaking(rows(100, 160)), base, append=True)
     staged = sorted(path.name for path in (base / STAGING).glob("*.arrow"))
@@ -357,15 +325,15 @@ def test_another_call_leaves_the_finished_shards_of_an_interrupted_append(base: 
     assert not (base / STAGING).exists()
 
 
-def test_each_rename_of_a_commit_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other ranks take over from one that commits and makes none."""
+def test_a_commit_renews_its_lease_at_each_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks take over a commit without progress."""
     dest, taken = tmp_path / "p", 0
 
     def renew(_: object) -> None:
         nonlocal taken
         taken += 1
 
-    killed_after(-1, monkeypatch, lambda: write(rows(0, 1000), dest))
+    killed_after(-1, lambda: write(rows(0, 1000), dest))
     count = len(list(dest.glob("shard-*.arrow")))
     monkeypatch.setattr(HeldLease, "renew", renew)
     write(rows(0, 1000), dest)

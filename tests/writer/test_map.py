@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> rf.Source:
     return rf.write(ROWS, tmp_path / "source", shard_bytes=900, progress=False)
 
 
-def test_none_one_or_many_rows_come_of_a_sample(source: rf.Source, tmp_path: Path) -> None:
+def test_a_map_returns_none_one_or_several_rows_of_a_sample(source: rf.Source, tmp_path: Path) -> None:
     expected = [i for i in range(400) for _ in range(i % 3)]
     packed = rf.write(source, tmp_path / "p", shard_bytes=500, map=none_one_or_two, workers=0, progress=False)
     assert column_of(packed, "id") == expected
@@ -43,9 +43,7 @@ def test_none_one_or_many_rows_come_of_a_sample(source: rf.Source, tmp_path: Pat
     assert column_of(by_iterable, "id") == expected
 
 
-def test_the_bytes_of_a_mapped_write_do_not_depend_on_workers_or_order_of_work(
-    source: rf.Source, tmp_path: Path
-) -> None:
+def test_the_bytes_of_a_mapped_write_depend_on_the_seed_not_on_workers(source: rf.Source, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"shard_bytes": 700, "map": noisy, "seed": 5, "progress": False}
     rf.write(source, tmp_path / "alone", workers=0, **arguments)
     rf.write(source, tmp_path / "three", workers=3, **arguments)
@@ -54,7 +52,7 @@ def test_the_bytes_of_a_mapped_write_do_not_depend_on_workers_or_order_of_work(
     assert other.fingerprint != rf.open(tmp_path / "alone").fingerprint
 
 
-def test_a_sample_draws_the_same_numbers_at_any_place_of_the_dataset(source: rf.Source, tmp_path: Path) -> None:
+def test_a_map_draws_the_same_random_numbers_for_a_sample_in_any_order(source: rf.Source, tmp_path: Path) -> None:
     def drawn(order: Any) -> Counter[tuple[int, bytes]]:
         packed = rf.write(source, tmp_path / order, map=noisy, seed=5, order=order, progress=False)
         return Counter((int(sample["id"]), sample["noise"].tobytes()) for sample in packed)
@@ -63,14 +61,12 @@ def test_a_sample_draws_the_same_numbers_at_any_place_of_the_dataset(source: rf.
     assert [key for key, count in drawn("stored").items() if count > 1] == []
 
 
-def test_batches_are_the_same_whatever_the_workers(source: rf.Source, tmp_path: Path) -> None:
-    for workers, name in ((0, "alone"), (2, "two")):
-        rf.write(
-            source, tmp_path / name, map=paired, map_batch=6, shard_bytes=500, workers=workers, progress=False
-        )
+def test_the_bytes_of_a_batched_map_do_not_depend_on_workers(source: rf.Source, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"map": paired, "map_batch": 6, "shard_bytes": 500, "progress": False}
+    packed = rf.write(source, tmp_path / "alone", workers=0, **arguments)
+    rf.write(source, tmp_path / "two", workers=2, **arguments)
     assert contents(tmp_path / "alone") == contents(tmp_path / "two")
-    packed = rf.open(tmp_path / "alone")
-    assert Counter(size for sample in packed for size in [int(sample["size"])]) == {6: 66, 4: 1}
+    assert Counter(int(sample["size"]) for sample in packed) == {6: 66, 4: 1}
     assert [int(sample["first"]) for sample in packed] == list(range(0, 400, 6))
 
 
@@ -78,7 +74,7 @@ def paired(samples: list[dict[str, Any]], rng: np.random.Generator) -> dict[str,
     return {"first": samples[0]["id"], "size": len(samples), "noise": rng.random()}
 
 
-def test_the_shuffled_order_is_that_of_the_plan(source: rf.Source, tmp_path: Path) -> None:
+def test_a_shuffled_write_has_the_order_of_a_plan_with_the_same_seed(source: rf.Source, tmp_path: Path) -> None:
     packed = rf.write(source, tmp_path / "p", order="shuffled", seed=3, shard_bytes=900, workers=0, progress=False)
     expected = rf.Plan(400, shuffle="global", seed=3).sample_ids(0, np.arange(400))
     assert column_of(packed, "id") == expected.tolist()
@@ -87,9 +83,7 @@ def test_the_shuffled_order_is_that_of_the_plan(source: rf.Source, tmp_path: Pat
     assert contents(tmp_path / "p") == contents(tmp_path / "q")
 
 
-def test_a_named_function_is_believed_and_one_without_a_name_is_called_again(
-    source: rf.Source, tmp_path: Path
-) -> None:
+def test_a_map_with_a_key_is_not_called_again_but_one_without_is(source: rf.Source, tmp_path: Path) -> None:
     calls: Counter[int] = Counter()
 
     def counted(sample: dict[str, Any]) -> dict[str, Any]:
@@ -120,9 +114,7 @@ def test_a_named_function_is_believed_and_one_without_a_name_is_called_again(
         (lambda sample: {"id": 1} if sample["id"] < 7 else {"id": "one"}, "str"),
     ],
 )
-def test_faults_of_a_function_are_named_with_the_sample(
-    function: Any, said: str, source: rf.Source, tmp_path: Path
-) -> None:
+def test_errors_of_a_map_name_the_sample(function: Any, said: str, source: rf.Source, tmp_path: Path) -> None:
     for given in (source, ROWS):
         with pytest.raises(WriteError, match=rf"(?s){said}.*sample") as caught:
             rf.write(given, tmp_path / "p", map=function, progress=False)
@@ -130,7 +122,7 @@ def test_faults_of_a_function_are_named_with_the_sample(
     assert not (tmp_path / "p").exists()
 
 
-def test_a_function_that_leaves_nothing_is_an_error(source: rf.Source, tmp_path: Path) -> None:
+def test_a_map_that_returns_no_samples_at_all_raises(source: rf.Source, tmp_path: Path) -> None:
     with pytest.raises(WriteError, match="map returned no samples"):
         rf.write(source, tmp_path / "p", map=lambda sample: None, progress=False)
     assert not (tmp_path / "p").exists()
@@ -147,22 +139,20 @@ def test_a_function_that_leaves_nothing_is_an_error(source: rf.Source, tmp_path:
     ],
     ids=", ".join,
 )
-def test_arguments_that_cannot_be_meant_are_refused(
-    arguments: dict[str, Any], source: rf.Source, tmp_path: Path
-) -> None:
+def test_invalid_arguments_of_write_raise(arguments: dict[str, Any], source: rf.Source, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=[*arguments][-1]):
         rf.write(source, tmp_path / "p", **{"progress": False, **arguments})
     assert not (tmp_path / "p").exists()
 
 
-@pytest.mark.parametrize("runner", [{"order": "shuffled"}, {"runner": "ray"}, {"runner": "ranks"}], ids=str)
-def test_an_iterable_is_written_in_its_order_by_this_process(runner: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", [{"order": "shuffled"}, {"runner": "ray"}, {"runner": "ranks"}], ids=str)
+def test_an_iterable_cannot_be_shuffled_or_written_by_ray_or_ranks(option: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="iterable"):
-        rf.write(ROWS, tmp_path / "p", progress=False, **runner)
+        rf.write(ROWS, tmp_path / "p", progress=False, **option)
     assert not (tmp_path / "p").exists()
 
 
-def test_tasks_end_with_blocks_and_cover_all_rows(
+def test_write_tasks_cover_all_rows_and_end_at_block_or_batch_boundaries(
     source: rf.Source, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tasks_module, "_PROBES", 8)
@@ -181,10 +171,8 @@ def test_tasks_end_with_blocks_and_cover_all_rows(
 
 
 @pytest.mark.parametrize("key", ["", "kept"])
-def test_an_interrupted_mapped_write_never_keeps_rows_of_another_function(
-    key: str, source: rf.Source, tmp_path: Path
-) -> None:
-    """A key that was kept though the function changed, or makes more or less each time: no row may get lost."""
+def test_a_write_resumed_with_another_map_has_each_row_once(key: str, source: rf.Source, tmp_path: Path) -> None:
+    """Without a key every row is of the new function; with a kept key, staged rows of the old one may remain."""
 
     def failing(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["id"] == 399:
@@ -200,7 +188,7 @@ def test_an_interrupted_mapped_write_never_keeps_rows_of_another_function(
     assert key or all(row.tolist() == [1] for row in written.fetch(range(400))["x"].rows())
 
 
-def test_what_comes_of_a_sample_need_not_fit_into_memory(tmp_path: Path) -> None:
+def test_a_map_that_yields_many_rows_of_a_sample_keeps_few_in_memory(tmp_path: Path) -> None:
     source = rf.write([{"id": 1}], tmp_path / "source", progress=False)
     alive = most = 0
 
@@ -221,7 +209,7 @@ def test_what_comes_of_a_sample_need_not_fit_into_memory(tmp_path: Path) -> None
     assert most < 1000
 
 
-def test_errors_that_cannot_even_be_printed_are_told(source: rf.Source, tmp_path: Path) -> None:
+def test_a_map_error_whose_str_raises_is_reported_with_the_sample(source: rf.Source, tmp_path: Path) -> None:
     for workers in (0, 2):
         with pytest.raises(WriteError, match=r"(?s)Mute.*__str__ raised.*sample 300"):
             rf.write(source, tmp_path / "p", map=mute, shard_bytes=500, workers=workers, progress=False)
@@ -242,6 +230,6 @@ def mute(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["\ud800", "", 3])
-def test_fields_need_a_name_that_can_be_written_down(name: Any, source: rf.Source, tmp_path: Path) -> None:
+def test_a_map_that_returns_an_invalid_field_name_raises(name: Any, source: rf.Source, tmp_path: Path) -> None:
     with pytest.raises(WriteError, match="field name must be a non-empty str"):
         rf.write(source, tmp_path / "p", map=lambda sample: {name: 1}, progress=False)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import msgspec
 import numpy as np
 import pytest
 from tests.support.jobs import ENVIRON, run, torchrun, until
+from tests.support.marks import slow, soak
 from tests.support.values import contents
 
 import rankfeed as rf
@@ -26,8 +28,6 @@ from rankfeed.storage.lease import LeaseOwner
 from rankfeed.writer import coordinator
 
 SCRIPT = Path(__file__).parent / "rank_job.py"
-
-
 #: Of the local write, whose bytes those of the ranks are compared with.
 OPTIONS: dict[str, Any] = {"seed": 4, "shard_bytes": 1000, "key": "1"}
 
@@ -48,19 +48,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def ranks(size: int, *arguments: object, **environ: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes that know their place as mpirun's do, and are not ended with each other."""
-    job = secrets.token_hex(4)
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    environ = {**ENVIRON, "OMPI_MCA_ess_base_jobid": secrets.token_hex(4), **environ}
     with ExitStack() as stack:
         started = []
         for rank in range(size):
-            place = {
-                "OMPI_COMM_WORLD_RANK": str(rank),
-                "OMPI_COMM_WORLD_SIZE": str(size),
-                "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
-                "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
-                "OMPI_MCA_ess_base_jobid": job,
-            }
-            command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-            process = subprocess.Popen(command, env={**ENVIRON, **place, **environ})
+            place = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size}
+            variables = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in place.items()}
+            process = subprocess.Popen(command, env={**environ, **variables})
             stack.callback(process.wait)
             stack.callback(process.kill)
             started.append(process)
@@ -85,21 +80,12 @@ def told(folder: Path) -> dict[int, dict[str, Any]]:
     return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")}
 
 
-def written(
-    size: int,
-    data: Path,
-    dest: Path,
-    fault: str = "",
-    stall_timeout: float = 20,
-    said: Path | None = None,
-    **environ: str,
-) -> Any:
+def written(size: int, data: Path, dest: Path, fault: str = "", stall_timeout: float = 20) -> Any:
     """What came of it on each rank, and how the processes ended."""
-    said = said or dest.with_name(dest.name + "-told")
-    said.mkdir()
-    with ranks(size, data / "source", dest, said, fault, stall_timeout, **environ) as started:
-        codes = [process.wait(90) for process in started]
-    return told(said), codes
+    with tempfile.TemporaryDirectory() as said:
+        with ranks(size, data / "source", dest, said, fault, stall_timeout) as started:
+            codes = [process.wait(90) for process in started]
+        return told(Path(said)), codes
 
 
 def test_ranks_of_a_torchrun_job_write_the_bytes_of_a_local_write(data: Path, tmp_path: Path) -> None:
@@ -129,14 +115,14 @@ def ended(process: subprocess.Popen[bytes], seconds: float = 80) -> int | None:
     ("fault", "size", "code"),
     [
         ("kill:0", 3, -signal.SIGKILL),
-        pytest.param("kill:1", 3, -signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param("late:1", 2, 0, marks=pytest.mark.slow),
-        pytest.param("hang:1", 3, None, marks=pytest.mark.slow),
-        pytest.param("stop:1", 3, None, marks=pytest.mark.slow),
-        pytest.param("hang:0", 3, None, marks=pytest.mark.soak),
+        slow("kill:1", 3, -signal.SIGKILL),
+        slow("late:1", 2, 0),
+        slow("hang:1", 3, None),
+        slow("stop:1", 3, None),
+        soak("hang:0", 3, None),
     ],
 )
-def test_the_other_ranks_do_the_work_of_one_that_fails_and_do_not_wait_for_it(
+def test_the_other_ranks_finish_the_write_of_a_killed_late_hanging_or_stopped_rank(
     fault: str, size: int, code: int | None, data: Path, tmp_path: Path
 ) -> None:
     faulty = int(fault[-1])
@@ -154,18 +140,16 @@ def test_the_other_ranks_do_the_work_of_one_that_fails_and_do_not_wait_for_it(
 
 
 @pytest.mark.slow
-def test_a_write_whose_ranks_were_all_killed_is_continued_by_the_next_job(data: Path, tmp_path: Path) -> None:
+def test_the_next_job_resumes_a_write_whose_ranks_were_all_killed(data: Path, tmp_path: Path) -> None:
     outcomes, codes = written(1, data, tmp_path / "p", "kill:0")
     assert codes == [-signal.SIGKILL]
     assert not outcomes
     with pytest.raises(rf.errors.SourceError, match="not finished"):
         rf.open(tmp_path / "p")
-    (tmp_path / "p-told").rename(tmp_path / "first")
     outcomes, codes = written(2, data, tmp_path / "p")
     assert codes == [0, 0]
     assert contents(tmp_path / "p") == contents(data / "local")
     assert sum(outcome["calls"] for outcome in outcomes.values()) < 1200 + 2 * 32  # each looks at 32 before it
-    (tmp_path / "p-told").rename(tmp_path / "second")
     outcomes, _ = written(2, data, tmp_path / "p")  # and once more, now that it is finished
     assert [outcome["calls"] for outcome in outcomes.values()] == [0, 0]
 
@@ -181,7 +165,7 @@ def test_an_error_of_one_rank_is_raised_on_all(rank: int, data: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_different_arguments_are_an_error(data: Path, tmp_path: Path) -> None:
+def test_ranks_with_different_arguments_raise(data: Path, tmp_path: Path) -> None:
     outcomes, _ = written(2, data, tmp_path / "p", "other:1")
     errors = [outcome["error"] for outcome in outcomes.values() if "error" in outcome]
     assert errors
@@ -190,43 +174,37 @@ def test_different_arguments_are_an_error(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_different_arguments_are_an_error_of_a_late_rank_too(data: Path, tmp_path: Path) -> None:
-    dest, said, go = tmp_path / "p", tmp_path / "told", tmp_path / "go"
-    said.mkdir()
-    with ranks(2, data / "source", dest, said, "late-other:1", 20, HELD_UNTIL=str(go)) as started:
+def test_a_late_rank_with_different_arguments_raises(data: Path, tmp_path: Path) -> None:
+    dest, go = tmp_path / "p", tmp_path / "go"
+    with ranks(2, data / "source", dest, tmp_path, "late-other:1", 20, HELD_UNTIL=str(go)) as started:
         until((dest / "rankfeed.json").exists, started[0])
         go.touch()
-        assert [ended(process, 80) for process in started] == [0, 0]
-    assert "written with other arguments" in told(said)[1]["error"]
+        assert [ended(process) for process in started] == [0, 0]
+    assert "written with other arguments" in told(tmp_path)[1]["error"]
     assert contents(dest) == contents(data / "local")
 
 
 @pytest.mark.slow
-def test_a_rank_that_was_stopped_opens_the_dataset(data: Path, tmp_path: Path) -> None:
+def test_a_stopped_rank_that_continues_opens_the_dataset_of_the_others(data: Path, tmp_path: Path) -> None:
     with ranks(2, data / "source", tmp_path / "p", tmp_path, "stop:1", 3) as started:
-        assert ended(started[0], 80) == 0
+        assert ended(started[0]) == 0
         started[1].send_signal(signal.SIGCONT)
-        assert ended(started[1], 80) == 0
+        assert ended(started[1]) == 0
     outcomes = told(tmp_path)
     assert sorted(outcomes) == [0, 1]
     assert_written(outcomes, data, tmp_path / "p")
 
 
-@pytest.mark.parametrize(
-    "size", [pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.slow)]
-)
-def test_a_sample_that_hangs_on_every_rank_is_an_error_that_names_them(
-    size: int, data: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("size", [soak(2), slow(3)])
+def test_a_sample_on_which_every_rank_hangs_is_an_error_naming_it(size: int, data: Path, tmp_path: Path) -> None:
     with ranks(size, data / "source", tmp_path / "p", tmp_path, "same:", 3) as started:
         # One has the user's function to wait for.
         until(lambda: Counter(process.poll() for process in started)[0] == size - 1)
         hanging = next(rank for rank, process in enumerate(started) if process.poll() is None)
     assert len(told(tmp_path)) == size - 1
+    expected = rf"(?s)no progress for 15 s, on two ranks.*rank {hanging} of.*positions"
     for outcome in told(tmp_path).values():
-        assert re.search(
-            rf"(?s)no progress for 15 s, on two ranks.*rank {hanging} of.*positions", outcome["error"]
-        )
+        assert re.search(expected, outcome["error"])
     warned = [warning for outcome in told(tmp_path).values() for warning in outcome["warnings"]]
     assert any(f"rank {hanging} of {size} is alive but made no progress for 3 s" in warning for warning in warned)
     assert not (tmp_path / "p" / "rankfeed.json").exists()
@@ -248,34 +226,30 @@ def test_all_ranks_raise_at_once_if_another_process_writes(data: Path, tmp_path:
 
 
 @pytest.mark.soak
-def test_two_jobs_in_one_directory_do_not_mix(data: Path, tmp_path: Path) -> None:
-    said = tmp_path / "first", tmp_path / "second"
-    for folder in said:
-        folder.mkdir()
-    dest = tmp_path / "p"
-    with ranks(2, data / "source", dest, said[0], "hang:1", 3) as first:
+def test_a_second_job_in_the_directory_of_a_running_one_raises(data: Path, tmp_path: Path) -> None:
+    dest, other = tmp_path / "p", tmp_path / "other"
+    other.mkdir()
+    with ranks(2, data / "source", dest, tmp_path, "hang:1", 3) as first:
         until(lambda: list(dest.glob(".rankfeed-write/*.arrow")), first[0])
-        with ranks(2, data / "source", dest, said[1], "", 30, WRITE_KEY="other") as second:
-            assert [ended(process, 80) for process in second] == [0, 0]
-        assert ended(first[0], 80) == 0
-    assert "fingerprint" in told(said[0])[0]
-    for outcome in told(said[1]).values():
+        with ranks(2, data / "source", dest, other, "", 30, WRITE_KEY="other") as second:
+            assert [ended(process) for process in second] == [0, 0]
+        assert ended(first[0]) == 0
+    assert "fingerprint" in told(tmp_path)[0]
+    for outcome in told(other).values():
         assert re.search("another process is writing to this directory|another input", outcome["error"])
     assert contents(dest) == contents(data / "local")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(150)
-def test_consecutive_writes_to_one_directory_do_not_mix(data: Path, tmp_path: Path) -> None:
-    """A rank that is done with the first is at the second while others are at the first, or come later."""
-    said = tmp_path / "told"
-    said.mkdir()
+def test_ranks_that_write_and_append_in_one_directory_end_with_one_dataset(data: Path, tmp_path: Path) -> None:
+    """Rank 0 finishes its append before rank 2 begins with the first write."""
     dest, go = tmp_path / "p", tmp_path / "go"
-    with ranks(3, data / "source", dest, said, "late:2", 3, WRITE_AGAIN="1", HELD_UNTIL=str(go)) as started:
-        until((said / "second-0").exists, started[0])  # rank 0 is done with both
+    with ranks(3, data / "source", dest, tmp_path, "late:2", 3, WRITE_AGAIN="1", HELD_UNTIL=str(go)) as started:
+        until((tmp_path / "second-0").exists, started[0])  # rank 0 is done with both
         go.touch()
         assert [ended(process, 60) for process in started] == [0, 0, 0]
-    outcomes = told(said)
+    outcomes = told(tmp_path)
     first, second = rf.open(data / "local").fingerprint, rf.open(dest).fingerprint
     for outcome in outcomes.values():
         assert outcome["fingerprint"] == second
@@ -285,15 +259,15 @@ def test_consecutive_writes_to_one_directory_do_not_mix(data: Path, tmp_path: Pa
     assert len(rf.open(dest)) == len(rf.open(data / "local")) + 100
 
 
-def test_a_rank_that_cannot_write_raises_at_once(tmp_path: Path, data: Path) -> None:
+def test_ranks_that_cannot_create_the_destination_raise_at_once(tmp_path: Path, data: Path) -> None:
     (tmp_path / "file").touch()
-    outcomes, codes = written(2, data, tmp_path / "file" / "p", stall_timeout=1000, said=tmp_path / "told")
+    outcomes, codes = written(2, data, tmp_path / "file" / "p", stall_timeout=1000)
     assert codes == [0, 0]
     for rank in range(2):
         assert "cannot write" in outcomes[rank]["error"]
 
 
-def test_options_that_ranks_do_not_have_are_refused(data: Path, tmp_path: Path) -> None:
+def test_the_ranks_runner_refuses_workers_resume_false_and_a_map_without_key(data: Path, tmp_path: Path) -> None:
     source = rf.open(data / "source")
     with pytest.raises(rf.errors.ArgumentError, match="ranks as its workers"):
         write_alone(source, tmp_path / "p", workers=2)
@@ -303,9 +277,7 @@ def test_options_that_ranks_do_not_have_are_refused(data: Path, tmp_path: Path) 
         write_alone(source, tmp_path / "p", map=mapped)
 
 
-def test_a_shard_that_is_damaged_before_the_commit_is_an_error_and_written_again(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_damaged_before_the_commit_raises_and_the_next_call_writes_it(data: Path, tmp_path: Path) -> None:
     check = coordinator._check_parts
 
     def damaging(staging: Path, *arguments: Any) -> None:
@@ -313,7 +285,7 @@ def test_a_shard_that_is_damaged_before_the_commit_is_an_error_and_written_again
         victim.write_bytes(bytes(victim.stat().st_size))
         check(staging, *arguments)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coordinator, "_check_parts", damaging)
         with pytest.raises(rf.errors.WriteError, match="shards differ from what was written"):
             write_alone(rf.open(data / "source"), tmp_path / "p", map=mapped, **OPTIONS)
@@ -321,7 +293,7 @@ def test_a_shard_that_is_damaged_before_the_commit_is_an_error_and_written_again
     assert contents(tmp_path / "p") == contents(data / "local")
 
 
-def test_a_task_that_two_ranks_of_other_hosts_left_is_an_error(data: Path, tmp_path: Path) -> None:
+def test_a_task_abandoned_by_two_ranks_of_other_hosts_is_an_error(data: Path, tmp_path: Path) -> None:
     """From another host, ranks that died cannot be told from ranks that hang."""
 
     def claimed(sample: dict[str, Any]) -> dict[str, Any]:
@@ -350,7 +322,7 @@ def test_the_next_job_continues_tasks_that_jobs_killed_on_two_other_hosts_left(d
     assert len(packed) == len(source)
 
 
-def test_a_call_that_is_refused_does_not_end_the_write_of_ranks(data: Path, tmp_path: Path) -> None:
+def test_a_write_of_ranks_succeeds_though_a_second_write_is_refused_meanwhile(data: Path, tmp_path: Path) -> None:
     source, dest = rf.open(data / "source"), tmp_path / "p"
     refused = []
 
@@ -381,7 +353,7 @@ def test_a_failed_write_leaves_no_open_files(data: Path, tmp_path: Path) -> None
     assert open_files() == open_files()
 
 
-def test_rows_that_do_not_fit_are_an_error_at_once(
+def test_an_append_of_ranks_with_another_schema_raises_and_blocks_another_append(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rankfeed.writer.runners.ranks._VISIBLE", 1000.0)  # it does not wait for another rank

@@ -27,8 +27,8 @@ def pieces(nbytes: int) -> Iterator[dict[str, Any]]:
     while True:
         for path in files:
             with suppress(OSError), path.open("rb") as file:
-                for number, piece in enumerate(iter(lambda file=file: file.read(PIECE), b"")):  # type: ignore[misc]
-                    yield {"name": path.name, "number": number, "content": piece}
+                for index, piece in enumerate(iter(lambda file=file: file.read(PIECE), b"")):  # type: ignore[misc]
+                    yield {"name": path.name, "index": index, "content": piece}
                     total += len(piece)
                     if total > nbytes:
                         return
@@ -64,7 +64,7 @@ class Watch(threading.Thread):
 
 
 @pytest.mark.slow
-def test_a_node_that_is_lost_half_way_changes_nothing(tmp_path: Path) -> None:
+def test_a_write_on_ray_that_loses_a_node_has_the_bytes_of_a_local_write(tmp_path: Path) -> None:
     source = rf.write(pieces(24 << 20), tmp_path / "source", shard_bytes=SHARD_BYTES, progress=False)
     arguments: dict[str, Any] = {"map": described, "key": "1", "shard_bytes": SHARD_BYTES, "progress": False}
     rf.write(source, tmp_path / "local", workers=0, **arguments)

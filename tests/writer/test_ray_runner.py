@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -13,11 +12,12 @@ import numpy as np
 import psutil
 import pytest
 import ray
-from tests.support.jobs import ENVIRON, end, family, until
+from tests.support.jobs import ENVIRON, run_python, started, until
+from tests.support.marks import soak
 from tests.support.values import contents
 
 import rankfeed as rf
-from rankfeed.errors import ArgumentError, MissingExtraError, WriteError
+from rankfeed.errors import MissingExtraError, WriteError
 from rankfeed.writer.runners import ray as ray_runner
 
 pytestmark = pytest.mark.timeout(240)
@@ -26,13 +26,8 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """A node of two cores."""
-    context = ray.init(
-        num_cpus=2,
-        object_store_memory=80_000_000,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="error",
-    )
+    quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    context = ray.init(num_cpus=2, object_store_memory=80_000_000, **quiet)
     yield context.address_info["gcs_address"]
     ray.shutdown()
 
@@ -48,13 +43,9 @@ def twice(sample: dict[str, Any], rng: np.random.Generator) -> list[dict[str, An
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        {"order": "shuffled", "seed": 2},
-        *(pytest.param(more, marks=pytest.mark.soak) for more in ({}, {"map": twice}, {"workers": 1})),
-    ],
+    "arguments", [{"order": "shuffled", "seed": 2}, soak({}), soak({"map": twice}), soak({"workers": 1})]
 )
-def test_the_bytes_are_those_of_a_local_write(
+def test_a_write_on_ray_has_the_bytes_of_a_local_write_and_can_be_repeated(
     arguments: dict[str, Any], cluster: str, source: rf.Source, tmp_path: Path
 ) -> None:
     on_ray = rf.write(source, tmp_path / "ray", runner="ray", shard_bytes=9000, progress=False, **arguments)
@@ -66,7 +57,7 @@ def test_the_bytes_are_those_of_a_local_write(
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
-def test_rows_are_appended_on_ray(cluster: str, source: rf.Source, tmp_path: Path) -> None:
+def test_an_append_on_ray_has_the_bytes_of_a_local_append(cluster: str, source: rf.Source, tmp_path: Path) -> None:
     for runner in ("local", "ray"):
         rf.write(source, tmp_path / runner, shard_bytes=9000, workers=0, progress=False)
         more = source.select(range(500, 900))
@@ -90,7 +81,7 @@ def deadly(marker: Path | None = None) -> Any:
     return kills
 
 
-def test_a_worker_that_is_killed_is_replaced(cluster: str, source: rf.Source, tmp_path: Path) -> None:
+def test_a_write_on_ray_replaces_a_worker_that_is_killed(cluster: str, source: rf.Source, tmp_path: Path) -> None:
     marker = tmp_path / "killed"
     options: dict[str, Any] = {"map": deadly(marker), "shard_bytes": 900, "progress": False}
     written = rf.write(source, tmp_path / "ray", runner="ray", **options)
@@ -101,7 +92,7 @@ def test_a_worker_that_is_killed_is_replaced(cluster: str, source: rf.Source, tm
 
 
 @pytest.mark.soak
-def test_a_worker_that_always_dies_is_an_error_that_says_so(
+def test_a_write_on_ray_whose_workers_always_crash_raises_and_a_local_write_resumes(
     cluster: str, source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_runner, "_RETRIES", 1)
@@ -112,7 +103,9 @@ def test_a_worker_that_always_dies_is_an_error_that_says_so(
 
 
 @pytest.mark.soak
-def test_errors_of_a_task_arrive_as_they_are(cluster: str, source: rf.Source, tmp_path: Path) -> None:
+def test_a_map_that_fails_or_cannot_be_pickled_on_ray_raises(
+    cluster: str, source: rf.Source, tmp_path: Path
+) -> None:
     def wrong(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["id"] == 1234:
             raise ValueError("the user's own")
@@ -124,11 +117,9 @@ def test_errors_of_a_task_arrive_as_they_are(cluster: str, source: rf.Source, tm
     handle = (tmp_path / "open").open("w")
     with handle, pytest.raises(WriteError, match="cannot pickle"):
         rf.write(source, tmp_path / "q", runner="ray", map=lambda s: {"x": handle.fileno()}, progress=False)
-    with pytest.raises(ArgumentError, match="iterable"):
-        rf.write([{"x": 1}], tmp_path / "r", runner="ray", progress=False)
 
 
-def test_a_node_that_does_not_see_the_folder_is_named(
+def test_a_ray_node_that_does_not_see_the_destination_is_an_error(
     cluster: str, source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What a node without the file system finds: nothing.
@@ -139,7 +130,7 @@ def test_a_node_that_does_not_see_the_folder_is_named(
     assert not (tmp_path / "p").exists()
 
 
-def test_without_ray_the_extra_is_named(
+def test_a_write_on_ray_without_ray_names_the_extra_to_install(
     source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -162,27 +153,14 @@ rf.write(rf.open(sys.argv[1]), sys.argv[2], runner="ray", map=slow, key="slow", 
 
 
 @pytest.mark.slow
-def test_a_write_whose_driver_was_killed_goes_on(cluster: str, source: rf.Source, tmp_path: Path) -> None:
+def test_a_write_on_ray_whose_driver_was_killed_resumes(cluster: str, source: rf.Source, tmp_path: Path) -> None:
     path, dest = str(source.path), tmp_path / "p"  # type: ignore[attr-defined]
-
-    def driver(calls: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", DRIVER, path, str(dest), str(tmp_path / calls), cluster]
-        return subprocess.Popen(command, env={**ENVIRON, **os.environ})
-
-    first = driver("first")
-    try:
-        until(lambda: len(list(dest.glob(".rankfeed-write/task-*.json"))) >= 8, first)
-        assert first.poll() is None
-    finally:
-        first.send_signal(signal.SIGKILL)
-        end(family(first.pid))
-        first.wait(10)
+    first = [sys.executable, "-c", DRIVER, path, str(dest), str(tmp_path / "first"), cluster]
+    with started(first, tmp_path / "log", {**ENVIRON, **os.environ}) as job:  # Ray's token is in the environment
+        until(lambda: len(list(dest.glob(".rankfeed-write/task-*.json"))) >= 8, job, tmp_path / "log")
+        assert job.poll() is None
     assert not (dest / "rankfeed.json").exists()
-    second = driver("second")
-    try:
-        assert second.wait(120) == 0
-    finally:
-        end(family(second.pid))
+    run_python(DRIVER, path, dest, tmp_path / "second", cluster)
     # Samples that are looked at to find the size of a row are called for in either.
     assert len((tmp_path / "second").read_text().split()) < 2000
     options: dict[str, Any] = {"key": "slow", "shard_bytes": 300, "workers": 0, "progress": False}
@@ -223,17 +201,11 @@ except rf.errors.WriteError as error:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("cores", [0, 1])
-def test_who_waits_for_cores_says_so(cores: int, source: rf.Source, tmp_path: Path) -> None:
-    path = str(source.path)  # type: ignore[attr-defined]
-    done = subprocess.run(
-        [sys.executable, "-c", WAITING, path, str(tmp_path / "p"), str(cores)],
-        env={**ENVIRON, **{name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"of whose {cores} cores 0 are free" in done.stdout
-    assert ("has had no cores" in done.stdout) == (cores == 0)
-    assert (done.stdout.splitlines()[-1] == "2000") == (cores == 1)
+def test_a_write_on_ray_without_free_cores_warns_and_fails_if_none_get_free(
+    cores: int, source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    output = run_python(WAITING, source.path, tmp_path / "p", cores)  # type: ignore[attr-defined]
+    assert f"of whose {cores} cores 0 are free" in output
+    assert ("has had no cores" in output) == (cores == 0)
+    assert (output.splitlines()[-1] == "2000") == (cores == 1)

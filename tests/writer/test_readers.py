@@ -65,5 +65,5 @@ READERS: dict[str, Callable[[list[str], Path], list[dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_other_libraries_read_the_shards(reader: str, shards: list[str], tmp_path: Path) -> None:
+def test_pyarrow_polars_duckdb_datasets_read_the_shards(reader: str, shards: list[str], tmp_path: Path) -> None:
     assert READERS[reader](shards, tmp_path) == [plain(row) for row in ROWS]

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.jobs import ENVIRON, until
+from tests.support.jobs import ENVIRON, ROOT, until
 
 import rankfeed as rf
 from rankfeed.errors import WriteError
@@ -25,7 +25,7 @@ def in_worker() -> bool:
     return "serve(" in " ".join(psutil.Process().cmdline())
 
 
-def starts_what_reads(sample: dict[str, Any]) -> dict[str, Any]:
+def reads_standard_input(sample: dict[str, Any]) -> dict[str, Any]:
     if in_worker() and sample["id"] == 300:
         assert sys.stdin.read() == ""
         assert subprocess.run(["cat"], capture_output=True, check=True).stdout == b""
@@ -48,8 +48,8 @@ def exits(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-def square(number: int) -> int:
-    return number * number
+def square(value: int) -> int:
+    return value * value
 
 
 def asks_a_pool(sample: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def write(source: rf.Source, dest: Path, function: Any) -> rf.Source:
     return rf.write(source, dest, map=function, shard_bytes=500, workers=2, progress=False)
 
 
-def test_a_closure_runs_in_worker_processes(source: rf.Source, tmp_path: Path) -> None:
+def test_a_map_that_is_a_closure_runs_in_worker_processes(source: rf.Source, tmp_path: Path) -> None:
     caller = os.getpid()
     written = write(source, tmp_path / "p", lambda sample: {"pid": os.getpid(), "caller": caller})
     pids = {int(sample["pid"]) for sample in written}
@@ -79,20 +79,18 @@ def test_a_closure_runs_in_worker_processes(source: rf.Source, tmp_path: Path) -
     assert {int(sample["caller"]) for sample in written} == {caller}
 
 
-def test_a_function_does_not_read_the_messages_of_its_worker(source: rf.Source, tmp_path: Path) -> None:
-    assert [sample["id"] for sample in write(source, tmp_path / "p", starts_what_reads)] == list(range(500))
+def test_a_map_that_reads_standard_input_reads_nothing(source: rf.Source, tmp_path: Path) -> None:
+    assert [sample["id"] for sample in write(source, tmp_path / "p", reads_standard_input)] == list(range(500))
 
 
-def test_the_death_of_a_worker_is_noticed_while_its_child_keeps_the_pipe_open(
-    source: rf.Source, tmp_path: Path
-) -> None:
+def test_a_crashed_worker_raises_even_if_its_child_keeps_the_pipe_open(source: rf.Source, tmp_path: Path) -> None:
     with pytest.raises(WriteError, match=r"(?s)worker process died.*killed by SIGKILL.*task"):
         write(source, tmp_path / "p", leaves_a_child_and_dies)
     with pytest.raises(WriteError, match=r"(?s)worker process died.*exit status 4.*task"):
         write(source, tmp_path / "p", exits)
 
 
-def test_a_process_with_thousands_of_open_files_writes_with_workers(source: rf.Source, tmp_path: Path) -> None:
+def test_a_process_with_a_thousand_open_files_writes_with_workers(source: rf.Source, tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limits[1] != resource.RLIM_INFINITY and limits[1] < 1200:
         pytest.skip("this machine does not allow a process that many")
@@ -104,7 +102,7 @@ def test_a_process_with_thousands_of_open_files_writes_with_workers(source: rf.S
         assert len(write(source, tmp_path / "p", dict)) == 500
 
 
-def test_processes_that_a_function_started_end_with_the_write(
+def test_processes_that_a_map_function_started_end_with_the_write(
     source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = tmp_path / "pids"
@@ -116,31 +114,26 @@ def test_processes_that_a_function_started_end_with_the_write(
     assert psutil.wait_procs(left, timeout=10)[1] == []
 
 
-HANGING = """
-import sys, time, rankfeed as rf
-sys.path.insert(0, sys.argv[3])
-import hanging
-rf.write(rf.open(sys.argv[1]), sys.argv[2], map=hanging.hangs, shard_bytes=500, workers=2, progress=False)
-"""
+def hangs(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["id"] == 301:
+        Path(os.environ["HANGING_PID"]).write_text(str(os.getpid()))
+        time.sleep(1000)
+    return sample
 
 
-def test_workers_that_hang_end_with_a_killed_driver(source: rf.Source, tmp_path: Path) -> None:
-    (tmp_path / "hanging.py").write_text(
-        "import os, pathlib, time\n"
-        "def hangs(sample):\n"
-        "    if sample['id'] == 301:\n"
-        "        pathlib.Path(os.environ['HANGING_PID']).write_text(str(os.getpid()))\n"
-        "        time.sleep(1000)\n"
-        "    return sample\n"
+def test_a_worker_with_a_hanging_map_ends_when_its_driver_is_killed(source: rf.Source, tmp_path: Path) -> None:
+    code = (
+        "import sys, rankfeed as rf\n"
+        "from tests.writer.test_workers import hangs, write\n"
+        "write(rf.open(sys.argv[1]), sys.argv[2], hangs)\n"
     )
-    told = tmp_path / "pid"
-    command = [sys.executable, "-c", HANGING, str(tmp_path / "source"), str(tmp_path / "p"), str(tmp_path)]
-    driver = subprocess.Popen(command, env={**ENVIRON, "HANGING_PID": str(told)})
-    try:
-        until(lambda: told.exists() and told.read_text(), driver)
-        worker = psutil.Process(int(told.read_text()))
-        assert worker.pid != driver.pid
-    finally:
-        driver.kill()
-        driver.wait()
+    pid_file = tmp_path / "pid"
+    command = [sys.executable, "-c", code, str(tmp_path / "source"), str(tmp_path / "p")]
+    with subprocess.Popen(command, cwd=ROOT, env={**ENVIRON, "HANGING_PID": str(pid_file)}) as driver:
+        try:
+            until(lambda: pid_file.exists() and pid_file.read_text(), driver)
+            worker = psutil.Process(int(pid_file.read_text()))
+            assert worker.pid != driver.pid
+        finally:
+            driver.kill()
     assert psutil.wait_procs([worker], timeout=20)[1] == []
