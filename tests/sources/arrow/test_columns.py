@@ -30,22 +30,29 @@ def rows_of(field: Field, stored: ColumnBuffer, rows: Sequence[int] | None = Non
     return [plain(row) for row in column.rows()]
 
 
-def read(array: Any, **options: Any) -> tuple[Field, list[Any]]:
+def read_table(table: pa.Table, **options: Any) -> dict[str, Any]:
+    return read_columns(table, fields_of(table.schema, **options), where="here", **options)
+
+
+def read(array: Any) -> tuple[Field, list[Any]]:
     """The field and the rows of one column."""
     table = pa.table({"x": array})
-    fields = fields_of(table.schema, **options)
-    return fields["x"], rows_of(fields["x"], read_columns(table, fields, where="here", **options)["x"])
+    field = fields_of(table.schema)["x"]
+    return field, rows_of(field, read_table(table)["x"])
 
 
 def read_masked(array: Any) -> tuple[list[Any], list[bool]]:
     """The rows of one column, and which of them are valid."""
     table = pa.table({"x": array})
-    fields = fields_of(table.schema, nulls="mask")
-    stored = read_columns(table, fields, where="here", nulls="mask")
-    return rows_of(fields["x"], stored["x"]), stored["x_valid"].values.tolist()
+    stored = read_table(table, nulls="mask")
+    return rows_of(fields_of(table.schema)["x"], stored["x"]), stored["x_valid"].values.tolist()
 
 
+VIEWED = ["a", "", "longer than twelve"]
 LISTS = [[1, 2], [], [3]]
+PAIRS = [[1, 2], [3, 4], [5, 6]]
+MATRICES = [[[1, 2]], [[3, 4]], [[5, 6]]]
+LISTS_OF_PAIRS = [[[1, 2], [3, 4]], [], [[5, 6]]]
 KINDS: list[tuple[str, Any, list[Any], str]] = [
     ("int", pa.array([1, -2, 3], pa.int16()), [1, -2, 3], "int16"),
     ("half", pa.array(np.array([1, 2, 0.5], np.float16)), [1, 2, 0.5], "float16"),
@@ -53,12 +60,7 @@ KINDS: list[tuple[str, Any, list[Any], str]] = [
     ("bool", pa.array([True, False, True]), [True, False, True], "bool"),
     ("text", pa.array(["a", "", "é"]), ["a", "", "é"], "str"),
     ("large text", pa.array(["a", "", "é"], pa.large_string()), ["a", "", "é"], "str"),
-    (
-        "text view",
-        pa.array(["a", "", "longer than twelve"], pa.string_view()),
-        ["a", "", "longer than twelve"],
-        "str",
-    ),
+    ("text view", pa.array(VIEWED, pa.string_view()), VIEWED, "str"),
     ("bytes", pa.array([b"a", b"", b"\0"]), [b"a", b"", b"\0"], "bytes"),
     ("large bytes", pa.array([b"a", b"", b"\0"], pa.large_binary()), [b"a", b"", b"\0"], "bytes"),
     ("bytes view", pa.array([b"a", b"", b"\0" * 20], pa.binary_view()), [b"a", b"", b"\0" * 20], "bytes"),
@@ -69,24 +71,9 @@ KINDS: list[tuple[str, Any, list[Any], str]] = [
     ("large list", pa.array(LISTS, pa.large_list(pa.int8())), LISTS, "int8[*]"),
     ("list view", pa.array(LISTS, pa.list_view(pa.int64())), LISTS, "int64[*]"),
     ("list of bools", pa.array([[True], [], [False, True]]), [[True], [], [False, True]], "bool[*]"),
-    (
-        "fixed list",
-        pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int64(), 2)),
-        [[1, 2], [3, 4], [5, 6]],
-        "int64[2]",
-    ),
-    (
-        "fixed in fixed",
-        pa.array([[[1, 2]], [[3, 4]], [[5, 6]]], pa.list_(pa.list_(pa.float32(), 2), 1)),
-        [[[1, 2]], [[3, 4]], [[5, 6]]],
-        "float32[1, 2]",
-    ),
-    (
-        "list of fixed",
-        pa.array([[[1, 2], [3, 4]], [], [[5, 6]]], pa.list_(pa.list_(pa.int64(), 2))),
-        [[[1, 2], [3, 4]], [], [[5, 6]]],
-        "int64[*, 2]",
-    ),
+    ("fixed list", pa.array(PAIRS, pa.list_(pa.int64(), 2)), PAIRS, "int64[2]"),
+    ("fixed in fixed", pa.array(MATRICES, pa.list_(pa.list_(pa.float32(), 2), 1)), MATRICES, "float32[1, 2]"),
+    ("list of fixed", pa.array(LISTS_OF_PAIRS, pa.list_(pa.list_(pa.int64(), 2))), LISTS_OF_PAIRS, "int64[*, 2]"),
     ("no lists of fixed", pa.array([[], [], []], pa.list_(pa.list_(pa.int64(), 2))), [[], [], []], "int64[*, 2]"),
     ("list of lists", pa.array([[[1], []], [], [[2, 3]]]), [[[1], []], [], [[2, 3]]], "object"),
     ("list of texts", pa.array([["a"], [], ["b", "c"]]), [["a"], [], ["b", "c"]], "object"),
@@ -101,7 +88,7 @@ KINDS: list[tuple[str, Any, list[Any], str]] = [
 
 @pytest.mark.parametrize(("array", "rows", "field"), [item[1:] for item in KINDS], ids=[case[0] for case in KINDS])
 @pytest.mark.parametrize("layout", ["whole", "sliced", "chunked", "empty"])
-def test_every_type_becomes_rows_of_its_field(layout: str, array: Any, rows: list[Any], field: str) -> None:
+def test_every_arrow_type_is_read_as_its_field(layout: str, array: Any, rows: list[Any], field: str) -> None:
     given_array, expected = {
         "whole": (array, rows),
         "sliced": (array.slice(1, 2), rows[1:]),
@@ -115,9 +102,9 @@ def test_every_type_becomes_rows_of_its_field(layout: str, array: Any, rows: lis
 
 
 @pytest.mark.parametrize(("array", "rows", "field"), [item[1:] for item in KINDS], ids=[case[0] for case in KINDS])
-def test_a_null_is_an_error_or_a_zero_with_a_mask(array: Any, rows: list[Any], field: str) -> None:
-    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-    array = pa.array([*array.to_pylist()[:2], None, *array.to_pylist()[2:]], kind)
+def test_a_null_is_an_error_or_a_masked_zero_or_empty_value(array: Any, rows: list[Any], field: str) -> None:
+    stored_type = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    array = pa.array([*array.to_pylist()[:2], None, *array.to_pylist()[2:]], stored_type)
     table = pa.table({"before": range(4), "x": array})
     stored = read_columns(table, fields_of(table.schema), where="here", first_row=10)
     for asked in ([2], [0, 2, 1], range(4)):
@@ -128,28 +115,27 @@ def test_a_null_is_an_error_or_a_zero_with_a_mask(array: Any, rows: list[Any], f
     with pytest.raises(SourceError, match="row 40, column 'x'"):
         scattered["x"].part(np.array([2]))
     assert list(read_columns(table, {"before": Field("dense", "int64")}, where="here")) == ["before"]
-    fields = fields_of(table.schema, nulls="mask")
-    stored = read_columns(table, fields, where="here", nulls="mask")
-    assert stored["x_valid"].values.tolist() == [True, True, False, True]
-    got = rows_of(fields["x"], stored["x"])
-    assert got[:2] + got[3:] == rows
-    if fields["x"].kind == "dense":
-        assert not np.any(got[2])
-    elif fields["x"].kind != "object":
-        assert len(got[2]) == 0
+    result, valid = read_masked(array)
+    assert valid == [True, True, False, True]
+    assert result[:2] + result[3:] == rows
+    kind = fields_of(table.schema)["x"].kind
+    if kind == "dense":
+        assert not np.any(result[2])
+    elif kind != "object":
+        assert len(result[2]) == 0
 
 
-def test_a_null_inside_a_row_makes_the_row_invalid() -> None:
-    for array in (pa.array([[1], [2, None], []]), pa.array([[1, 2], [3, None], [5, 6]], pa.list_(pa.int64(), 2))):
-        table = pa.table({"x": array})
-        stored = read_columns(table, fields_of(table.schema), where="here")
-        stored["x"].part(np.array([0, 2]))
-        with pytest.raises(SourceError, match="row 1, column 'x'"):
-            stored["x"].part(np.array([0, 1, 2]))
-        assert read_masked(array)[1] == [True, False, True]
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.list_(pa.int64(), 2)], ids=str)
+def test_a_null_inside_a_row_makes_the_row_invalid(kind: Any) -> None:
+    array = pa.array([[1, 2], [3, None], [5, 6]], kind)
+    stored = read_table(pa.table({"x": array}))["x"]
+    stored.part(np.array([0, 2]))
+    with pytest.raises(SourceError, match="row 1, column 'x'"):
+        stored.part(np.array([0, 1, 2]))
+    assert read_masked(array)[1] == [True, False, True]
 
 
-def test_dictionaries_of_chunks_may_hold_nulls() -> None:
+def test_nulls_in_the_dictionaries_of_chunks_are_masked() -> None:
     chunks = [pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), item) for item in ([1, None], [3, 4])]
     assert read_masked(pa.chunked_array(chunks)) == ([1, 0, 3, 4], [True, False, True, True])
 
@@ -170,9 +156,8 @@ ENCODED = pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3, 4], pa.int32()), 
 
 
 @pytest.mark.parametrize("array", [SPARSE, DENSE, ENCODED], ids=["sparse union", "dense union", "run-end encoded"])
-def test_nulls_that_arrow_does_not_count_are_nulls(array: Any) -> None:
-    table = pa.table({"x": array})
-    stored = read_columns(table, fields_of(table.schema), where="here")["x"]
+def test_nulls_in_unions_and_runs_are_errors_or_masked(array: Any) -> None:
+    stored = read_table(pa.table({"x": array}))["x"]
     assert [int(item) for item in rows_of(Field("object"), stored, [3, 0])] == [4, 1]
     with pytest.raises(SourceError, match=r"null[\s\S]*here, row 2, column 'x'"):
         stored.part(np.array([2]))
@@ -180,12 +165,12 @@ def test_nulls_that_arrow_does_not_count_are_nulls(array: Any) -> None:
 
 
 @pytest.mark.parametrize("array", [SPARSE, DENSE, ENCODED], ids=["sparse union", "dense union", "run-end encoded"])
-def test_a_null_around_what_cannot_be_told_of_it_is_refused(array: Any) -> None:
+def test_a_null_struct_around_a_union_or_runs_is_refused(array: Any) -> None:
     nulls = pa.array([False, False, False, True])
     table = pa.table({"s": pa.StructArray.from_arrays([array], ["x"], mask=nulls)})
     with pytest.raises(SourceError, match=r"'x'[\s\S]*here[\s\S]*columns="):
-        read_columns(table, fields_of(table.schema), where="here")
-    stored = read_columns(table.slice(1, 2), fields_of(table.schema), where="here")["s.x"]
+        read_table(table)
+    stored = read_table(table.slice(1, 2))["s.x"]
     assert [str(item) for item in rows_of(Field("object"), stored, [0])] == [str(array[1])]
 
 
@@ -203,21 +188,17 @@ def test_a_null_around_what_cannot_be_told_of_it_is_refused(array: Any) -> None:
 def test_a_decimal_that_float64_cannot_hold_is_refused(
     form: str, nested: bool, value: str, kind: Any, tmp_path: Path
 ) -> None:
-    values = [decimal.Decimal(1), decimal.Decimal("9.5E+9"), decimal.Decimal(2), decimal.Decimal(value)]
-    column = (
-        pa.array([[[item]] for item in values], pa.list_(pa.list_(kind))) if nested else pa.array(values, kind)
-    )
-    table = pa.table({"id": range(4), "price": column})
-    path = write_table(table, tmp_path / f"t.{form}")
-    words = (
-        rf"lose digits[\s\S]*found: {re.escape(value)}, which[\s\S]*t\.{form}[\s\S]*column 'price'[\s\S]*columns="
-    )
-    with pytest.raises(SourceError, match=words):
+    values: list[Any] = [decimal.Decimal(text) for text in ("1", "9.5E+9", "2", value)]
+    if nested:
+        values, kind = [[[item]] for item in values], pa.list_(pa.list_(kind))
+    path = write_table(pa.table({"id": range(4), "price": pa.array(values, kind)}), tmp_path / f"t.{form}")
+    message = rf"digits[\s\S]*found: {re.escape(value)}, which[\s\S]*t\.{form}[\s\S]*column 'price'[\s\S]*columns="
+    with pytest.raises(SourceError, match=message):
         rf.open(path).fetch([0, 3]).samples()
     assert [row["id"] for row in rf.open(path, columns=["id"]).fetch([0, 3]).samples()] == [0, 3]
 
 
-def test_decimals_of_many_digits_that_float64_gives_back_are_read() -> None:
+def test_decimals_of_many_digits_that_float64_holds_are_read_as_floats() -> None:
     for kind, texts in {
         pa.decimal128(38, 18): ["0.1", "-12.345678901234", "0", "0.000000000000000001"],
         pa.decimal128(20, 0): ["9007199254740992", "9007199254740991", "9007199254740994", "10000000000000000000"],
@@ -225,21 +206,18 @@ def test_decimals_of_many_digits_that_float64_gives_back_are_read() -> None:
         pa.decimal256(60, 20): ["0.1", "1E+30"],
     }.items():
         values = [decimal.Decimal(text) for text in texts]
-        _, result = read(pa.array(values, kind))
-        assert result == [float(value) for value in values]
+        assert read(pa.array(values, kind))[1] == [float(value) for value in values]
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.timestamp("us"), pa.decimal128(5, 1), pa.list_(pa.int8(), 1)])
 @pytest.mark.parametrize("make", [pa.list_, pa.list_view])
-def test_what_an_object_is_does_not_follow_from_the_rows_beside_it(kind: Any, make: Any) -> None:
+def test_a_row_of_an_object_column_is_the_same_alone_and_among_other_rows(kind: Any, make: Any) -> None:
     value = {"decimal128(5, 1)": decimal.Decimal("1.5")}.get(str(kind), [7] if kind.num_fields else 7)
     rows = [[[value], []], None, [[value, None]], [None, [value]], [[value, value]], []]
     table = pa.table({"x": pa.array(rows, make(make(kind)))})
-    fields = fields_of(table.schema, nulls="mask")
-    together = read_columns(table, fields, where="here", nulls="mask")["x"].part(np.arange(len(rows)))
+    together = read_table(table, nulls="mask")["x"].part(np.arange(len(rows)))
     for row in range(len(rows)):
-        single = read_columns(table.slice(row, 1), fields, where="here", nulls="mask")["x"]
-        (alone,) = single.part(np.array([0]))
+        (alone,) = read_table(table.slice(row, 1), nulls="mask")["x"].part(np.array([0]))
         assert repr(together[row]) == repr(alone)
     assert together[1] is None
     assert [type(item) for item in together[0]] == [type(entry) for entry in together[4] * 2] == [np.ndarray] * 2
@@ -247,7 +225,7 @@ def test_what_an_object_is_does_not_follow_from_the_rows_beside_it(kind: Any, ma
     assert type(together[2][0]) is list
 
 
-def test_what_a_null_row_hides_is_not_seen() -> None:
+def test_values_under_a_null_list_are_not_read() -> None:
     mask = pa.array([False, True, False])
     hidden = pa.ListArray.from_arrays(pa.array([0, 1, 3, 4]), pa.array([1, 98, 99, 4]), mask=mask)
     assert read_masked(hidden) == ([[1], [], [4]], [True, False, True])
@@ -270,9 +248,8 @@ ENDS = pa.array(np.arange(0, 3001, 3), pa.int32())
     ],
     ids=lambda array: str(array.type)[:60],
 )
-def test_objects_take_no_more_than_arrow_does_until_they_are_asked_for(array: Any) -> None:
-    table = pa.table({"x": array})
-    (stored,) = read_columns(table, fields_of(table.schema), where="here").values()
+def test_an_object_column_takes_the_bytes_of_its_arrow_array_before_rows_are_read(array: Any) -> None:
+    (stored,) = read_table(pa.table({"x": array})).values()
     assert stored.nbytes == array.nbytes
     assert stored.rows == len(array)
     for rows in ([5, 3, 3, 900], range(40, 60)):
@@ -280,45 +257,38 @@ def test_objects_take_no_more_than_arrow_does_until_they_are_asked_for(array: An
         assert plain(list(taken)) == plain([array[row].as_py() for row in rows])
 
 
-def test_structs_are_taken_apart_and_their_nulls_with_them() -> None:
-    array = pa.array([{"a": 1, "b": {"c": "x"}}, None, {"a": 3, "b": {"c": "z"}}])
-    table = pa.table({"s": array})
-    assert {name: str(field) for name, field in fields_of(table.schema).items()} == {
-        "s.a": "int64",
-        "s.b.c": "str",
-    }
+def test_struct_fields_are_columns_that_have_the_nulls_of_the_struct() -> None:
+    table = pa.table({"s": pa.array([{"a": 1, "b": {"c": "x"}}, None, {"a": 3, "b": {"c": "z"}}])})
+    assert fields_of(table.schema) == {"s.a": Field("dense", "int64"), "s.b.c": Field("str")}
     assert roots_of(table.schema, ["s.b.c"]) == ["s"]
-    whole = read_columns(table, fields_of(table.schema), where="here")
     for name in ("s.a", "s.b.c"):
         with pytest.raises(SourceError, match=rf"row 1, column '{name}'"):
-            whole[name].part(np.array([0, 1]))
-    fields = fields_of(table.schema, nulls="mask")
-    stored = read_columns(table.slice(1), fields, where="here", nulls="mask")
+            read_table(table)[name].part(np.array([0, 1]))
+    stored = read_table(table.slice(1), nulls="mask")
     assert stored["s.a"].values.tolist() == [0, 3]
     assert stored["s.b.c_valid"].values.tolist() == [False, True]
 
 
 @pytest.mark.soak  # takes 5 GiB of memory
 @pytest.mark.parametrize("kind", [pa.string(), pa.struct({"a": pa.string()}), pa.list_(pa.string())])
-def test_more_text_than_32_bits_can_count_is_joined(kind: Any) -> None:
+def test_chunks_with_more_text_than_32_bit_offsets_count_are_read(kind: Any) -> None:
     rows: list[Any] = [chr(97 + i % 26) * (1 << 20) for i in range(100)]
     if kind != pa.string():
         rows = [{"a": row} for row in rows] if pa.types.is_struct(kind) else [[row] for row in rows]
     table = pa.table({"x": pa.chunked_array([pa.array(rows, kind)] * 21)})
-    ((name, field),) = fields_of(table.schema).items()
-    stored = read_columns(table, {name: field}, where="here")[name]
-    (result,) = column_from_parts(field, [stored.part(np.array([2077]))]).rows()
+    ((name, stored),) = read_table(table).items()
+    (result,) = rows_of(fields_of(table.schema)[name], stored, [2077])
     assert result == (rows[77]["a"] if pa.types.is_struct(kind) else rows[77])
 
 
-def test_a_mask_can_be_had_without_its_column() -> None:
+def test_a_validity_column_is_read_without_the_column_itself() -> None:
     table = pa.table({"x": pa.array([1, None])})
     stored = read_columns(table, {"x_valid": Field("dense", "bool")}, where="here", nulls="mask")
     assert list(stored) == ["x_valid"]
     assert roots_of(table.schema, ["x_valid"]) == ["x"]
 
 
-def test_names_that_collide_and_words_that_mean_nothing_are_refused() -> None:
+def test_columns_of_one_name_and_an_unknown_nulls_option_are_refused() -> None:
     with pytest.raises(SourceError, match=r"one name[\s\S]*'x_valid'"):
         fields_of(pa.schema({"x": pa.int8(), "x_valid": pa.bool_()}), nulls="mask")
     with pytest.raises(SourceError, match=r"one name[\s\S]*'s\.a'"):
@@ -329,7 +299,7 @@ def test_names_that_collide_and_words_that_mean_nothing_are_refused() -> None:
         fields_of(pa.schema({"x": pa.int8()}), nulls="some")  # type: ignore[arg-type]
 
 
-def test_a_table_of_other_columns_is_an_error_that_names_the_place() -> None:
+def test_a_table_without_the_expected_column_and_type_is_an_error_that_names_its_place() -> None:
     for table in (pa.table({"y": [1]}), pa.table({"x": ["a"]}), pa.table({"x": pa.array([1], pa.int32())})):
         with pytest.raises(CorruptError, match=r"another type[\s\S]*'x': int64[\s\S]*here"):
             read_columns(table, {"x": Field("dense", "int64")}, where="here")
@@ -337,7 +307,7 @@ def test_a_table_of_other_columns_is_an_error_that_names_the_place() -> None:
 
 @pytest.mark.parametrize("bad", [-1, 100, 2**31 - 1])
 @pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.int64())])
-def test_offsets_that_lead_astray_are_an_error(bad: int, kind: Any) -> None:
+def test_offsets_out_of_bounds_are_an_error(bad: int, kind: Any) -> None:
     offsets = pa.py_buffer(np.array([0, 1, bad, 3], np.int32))
     if pa.types.is_string(kind):
         array = pa.Array.from_buffers(kind, 3, [None, offsets, pa.py_buffer(b"abc")])
@@ -347,7 +317,7 @@ def test_offsets_that_lead_astray_are_an_error(bad: int, kind: Any) -> None:
         read(array)
 
 
-def test_arrows_errors_name_the_file() -> None:
+def test_arrow_errors_are_converted_to_errors_that_name_the_file() -> None:
     with pytest.raises(CorruptError, match=r"no good[\s\S]*here[\s\S]*remedy"), arrow_errors("here"):
         raise pa.ArrowInvalid("no good\nand more")
     with pytest.raises(SourceError, match="cannot be read"), arrow_errors("here"):
@@ -357,7 +327,7 @@ def test_arrows_errors_name_the_file() -> None:
 
 
 @given(st.lists(st.none() | st.lists(st.none() | st.integers(-100, 100), max_size=4), max_size=8), st.data())
-def test_any_slice_of_any_lists_is_read_right(rows: list[Any], data: st.DataObject) -> None:
+def test_any_slice_of_lists_with_nulls_is_read_with_its_mask(rows: list[Any], data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(rows)))
     length = data.draw(st.integers(0, len(rows) - start))
     kind = data.draw(st.sampled_from([pa.list_, pa.large_list, pa.list_view]))
@@ -366,8 +336,8 @@ def test_any_slice_of_any_lists_is_read_right(rows: list[Any], data: st.DataObje
     assert read_masked(pa.array(rows, kind(pa.int64())).slice(start, length)) == (expected, valid)
 
 
-def test_text_that_is_no_utf8_is_told_with_its_file() -> None:
-    for kind in (pa.string(), pa.large_string()):
-        table = pa.table({"x": pa.array([b"ok", b"\xc3"], pa.binary()).cast(kind, safe=False)})
-        with pytest.raises(CorruptError, match=r"UTF8[\s\S]*file\.parquet"):
-            read_columns(table, fields_of(table.schema), where="file.parquet")
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+def test_a_column_with_invalid_utf8_is_an_error_that_names_the_file(kind: Any) -> None:
+    table = pa.table({"x": pa.array([b"ok", b"\xc3"], pa.binary()).cast(kind, safe=False)})
+    with pytest.raises(CorruptError, match=r"UTF8[\s\S]*where: here"):
+        read_table(table)

@@ -41,13 +41,9 @@ def cut(whole: pa.Table, *sizes: int) -> list[Any]:
     ]
 
 
-WAYS = [(stream, codec) for stream in (False, True) for codec in (None, "lz4", "zstd")]
-
-
-@pytest.mark.parametrize(("stream", "compression"), WAYS)
-def test_every_sample_is_what_arrow_gives_whatever_the_record_batches(
-    stream: bool, compression: str | None, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_samples_of_record_batches_equal_pyarrows(stream: bool, compression: str | None, tmp_path: Path) -> None:
     whole = table_of_all_types(100)
     write(tmp_path / "t.arrow", cut(whole, 1, 40, 7, 30, 22), stream=stream, compression=compression)
     source = rf.open(tmp_path / "t.arrow")
@@ -57,7 +53,7 @@ def test_every_sample_is_what_arrow_gives_whatever_the_record_batches(
     assert samples_of(source, order) == [expected[row] for row in order.tolist()]
 
 
-def test_only_columns_that_are_stored_as_they_are_need_no_decoding(tmp_path: Path) -> None:
+def test_decoded_bytes_is_0_only_if_all_columns_of_the_file_are_plain_and_uncompressed(tmp_path: Path) -> None:
     names, batches = ["text", "ragged", "x"], cut(table_of_all_types(50), 20, 30)
     write(tmp_path / "plain.arrow", [batch.select(names) for batch in batches])
     write(tmp_path / "others.arrow", batches)  # of all columns: some of the others have to be decoded
@@ -71,9 +67,7 @@ def test_feather_and_polars_files_are_read(compression: Any, tmp_path: Path) -> 
     whole = table_of_all_types(100).drop_columns(["half", "nothing", "price"])
     pyarrow.feather.write_feather(whole, tmp_path / "f.feather", compression=compression, chunksize=30)
     assert samples_of(rf.open(tmp_path / "f.feather")) == as_samples(whole)
-    frame = pl.DataFrame(
-        {"x": range(100), "y": [[i] * (i % 3) for i in range(100)], "z": [f"é{i}" for i in range(100)]}
-    )
+    frame = pl.DataFrame([{"x": i, "y": [i] * (i % 3), "z": f"é{i}"} for i in range(100)])
     frame.write_ipc(tmp_path / "p.arrow", compression=compression)  # text as views, which have a buffer more
     assert samples_of(rf.open(tmp_path / "p.arrow")) == frame.to_dicts()
 
@@ -82,23 +76,20 @@ def test_feather_and_polars_files_are_read(compression: Any, tmp_path: Path) -> 
     st.lists(st.lists(st.lists(st.integers(-100, 100), max_size=3), max_size=5), min_size=1, max_size=5),
     st.booleans(),
 )
-def test_lists_of_any_lengths_in_batches_of_any_sizes(
+def test_lists_of_any_lengths_in_record_batches_of_any_sizes_are_read(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[list[int]]], stream: bool
 ) -> None:
     path = tmp_path_factory.mktemp("given") / "t.arrow"
-    kinds = {"x": pa.list_(pa.int64()), "y": pa.large_binary()}
-    made = [
-        pa.record_batch({"x": rows, "y": [bytes(len(row)) for row in rows]}, schema=pa.schema(kinds))
-        for rows in batches
-    ]
-    write(path, made, stream=stream)
+    schema = pa.schema({"x": pa.list_(pa.int64()), "y": pa.large_binary()})
+    columns = [{"x": rows, "y": [bytes(len(row)) for row in rows]} for rows in batches]
+    write(path, [pa.record_batch(column, schema=schema) for column in columns], stream=stream)
     rows = [row for batch in batches for row in batch]
     if not rows:
         with pytest.raises(SourceError, match="no samples"):
             rf.open(path)
         return
-    result = rf.open(path).fetch(np.arange(len(rows))[::-1]).samples()[::-1]
-    assert [(item["x"].tolist(), item["y"]) for item in result] == [(row, bytes(len(row))) for row in rows]
+    expected = [{"x": row, "y": bytes(len(row))} for row in rows]
+    assert samples_of(rf.open(path), np.arange(len(rows))[::-1]) == expected[::-1]
 
 
 def dictionary(indices: list[int], words: list[str]) -> Any:
@@ -106,7 +97,7 @@ def dictionary(indices: list[int], words: list[str]) -> Any:
     return pa.record_batch({"kind": array, "n": pa.array(range(len(indices)))})
 
 
-def test_dictionaries_that_grow_or_are_replaced_are_those_of_their_batch(tmp_path: Path) -> None:
+def test_dictionaries_that_grow_or_are_replaced_between_record_batches_are_read(tmp_path: Path) -> None:
     # Grown: the second batch's dictionary begins with the first's, which is written as a delta.
     batches = [dictionary([0, 1], ["a", "b"]), dictionary([2, 0], ["a", "b", "c"]), dictionary([1, 0], ["x", "y"])]
     write(tmp_path / "t.arrow", batches, stream=True)
@@ -116,26 +107,23 @@ def test_dictionaries_that_grow_or_are_replaced_are_those_of_their_batch(tmp_pat
     assert rf.open(tmp_path / "u.arrow").fetch([3, 2, 1, 0])["kind"].rows() == ["a", "c", "b", "a"]
 
 
-def test_what_has_no_null_is_read_in_place_masked_or_not(tmp_path: Path) -> None:
+def test_columns_without_nulls_are_read_in_place_with_nulls_mask(tmp_path: Path) -> None:
     rows = [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
     batch = pa.record_batch({"x": pa.array([1, 2]), "v": pa.array(rows, pa.list_(pa.list_(pa.int32())))})
     path = write(tmp_path / "t.arrow", [batch])
     source = rf.open(path, nulls="mask", shapes={"v": (2, 2)})
     assert (source.default_shuffle, source.prefetch_distance) == ("global", 0)
     assert source.expect([0, 1]) is None
-    result = source.fetch([1, 0], ["v_valid", "v", "x_valid"]).samples()
-    assert [{name: np.asarray(value).tolist() for name, value in item.items()} for item in result] == [
-        {"v_valid": True, "v": rows[1], "x_valid": True},
-        {"v_valid": True, "v": rows[0], "x_valid": True},
-    ]
-    assert [bool(item["x_valid"]) for item in rf.open(path, nulls="mask", columns=["x_valid"])] == [True, True]
+    result = samples_of(source, [1, 0], ["v_valid", "v", "x_valid"])
+    assert result == [{"v_valid": True, "v": rows[row], "x_valid": True} for row in (1, 0)]
+    assert samples_of(rf.open(path, nulls="mask", columns=["x_valid"])) == [{"x_valid": True}] * 2
     write(tmp_path / "u.arrow", [batch, pa.record_batch({"x": pa.array([None], pa.int64()), "v": batch["v"][:1]})])
     two = rf.open([path, tmp_path / "u.arrow"], nulls="mask", shapes={"v": (2, 2)})
     assert [bool(row) for row in two.fetch(range(5))["x_valid"].rows()] == [True, True, True, True, False]
     assert two.decoded_bytes > 0
 
 
-def test_long_texts_of_a_dictionary_are_decoded_in_pieces_of_a_block(tmp_path: Path) -> None:
+def test_a_dictionary_column_of_long_texts_is_decoded_in_pieces(tmp_path: Path) -> None:
     kinds = pa.DictionaryArray.from_arrays(
         pa.array(np.arange(200_000) % 10, pa.int8()), [f"{i}" * 500 for i in range(10)]
     )
@@ -146,7 +134,7 @@ def test_long_texts_of_a_dictionary_are_decoded_in_pieces_of_a_block(tmp_path: P
     assert source._cache._largest < 40 << 20  # of 100 MB
 
 
-def test_a_file_without_rows_changes_nothing_of_how_the_others_are_read(tmp_path: Path) -> None:
+def test_files_without_rows_do_not_change_how_other_files_are_read(tmp_path: Path) -> None:
     batch = pa.record_batch({"x": [1, 2, 3]})
     write(tmp_path / "1.arrow", [batch])
     alone = rf.open(tmp_path)
@@ -159,9 +147,7 @@ def test_a_file_without_rows_changes_nothing_of_how_the_others_are_read(tmp_path
         rf.open(tmp_path / "0.arrow")
 
 
-def test_pieces_of_a_batch_of_a_stream_are_no_copies_of_all_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_a_record_batch_are_cached_without_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = 1 << 20
     kind = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int8)), ["a"])
     x = pa.array(np.arange(rows), mask=np.arange(rows) == 0)
@@ -185,7 +171,7 @@ def test_pieces_of_a_batch_of_a_stream_are_no_copies_of_all_of_it(
     assert not any(np.shares_memory(piece, source._file(0).data) for piece in pieces)
 
 
-def test_rows_that_are_not_asked_for_are_not_looked_at(tmp_path: Path) -> None:
+def test_invalid_utf8_is_an_error_only_for_rows_that_are_fetched(tmp_path: Path) -> None:
     rows = 1 << 19
     x = pa.array(["b" * 8] * (rows - 1) + ["c" * 8], mask=np.arange(rows) == 0)
     path = write(tmp_path / "t.arrow", [pa.record_batch({"x": x})])
@@ -198,7 +184,7 @@ def test_rows_that_are_not_asked_for_are_not_looked_at(tmp_path: Path) -> None:
         source.fetch([rows - 1])
 
 
-def test_blocks_are_about_4_mib(tmp_path: Path) -> None:
+def test_blocks_are_about_4_mib_or_a_compressed_record_batch(tmp_path: Path) -> None:
     big = pa.record_batch({"x": pa.FixedSizeListArray.from_arrays(np.zeros(1024 * 10_000, np.float32), 1024)})
     write(tmp_path / "big.arrow", [big])
     assert len(rf.open(tmp_path / "big.arrow").blocks) == 10
@@ -219,13 +205,13 @@ def test_blocks_are_about_4_mib(tmp_path: Path) -> None:
     ],
     ids=lambda column: str(column.type),
 )
-def test_a_file_is_not_held_open_by_what_was_decoded_of_it(
+def test_cached_columns_do_not_keep_their_files_mapped(
     column: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rankfeed.storage.data_files.OPEN_FILES", 2)
     batch = pa.record_batch({"x": column})
-    for number in range(8):
-        write(tmp_path / f"{number}.arrow", [batch], compression=None if number else "zstd")
+    for index in range(8):
+        write(tmp_path / f"{index}.arrow", [batch], compression=None if index else "zstd")
     source = ArrowSource(tmp_path)
     assert not source._plain
     for first in range(0, len(source), 2):
@@ -234,7 +220,7 @@ def test_a_file_is_not_held_open_by_what_was_decoded_of_it(
     assert Path("/proc/self/maps").read_text().count(f"{tmp_path}/") == 2
 
 
-def test_a_stream_without_an_end_is_refused_or_read_when_asked(tmp_path: Path) -> None:
+def test_a_stream_without_an_end_marker_is_refused_unless_unended_is_set(tmp_path: Path) -> None:
     path = write(tmp_path / "t.arrow", cut(table_of_all_types(12), 5, 7), stream=True)
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(CorruptError, match=r"no end[\s\S]*t\.arrow, after 2 record batches[\s\S]*unended=True"):
@@ -242,44 +228,47 @@ def test_a_stream_without_an_end_is_refused_or_read_when_asked(tmp_path: Path) -
     assert len(rf.open(path, unended=True)) == 12
 
 
-@pytest.mark.parametrize("value", [-1, 1000, 2**31 - 1, -(2**31)])
-@pytest.mark.parametrize("name", ["ragged", "text"])
-def test_an_offset_that_leads_astray_names_record_batch_and_row(value: int, name: str, tmp_path: Path) -> None:
-    lengths = [1, 2, 3, 4]
-    column = [list(range(n)) for n in lengths] if name == "ragged" else ["x" * n for n in lengths]
-    kind = TYPES[name]
-    batches = [
-        pa.record_batch({"v": pa.array(column[:1], kind)}),
-        pa.record_batch({"v": pa.array(column[1:], kind)}),
-    ]
+#: Wrong values for the second and third of four offsets: out of bounds, or with a difference beyond 64 bits.
+WRONG_OFFSETS = [
+    *((name, value, 5, [1]) for value in (-1, 1000, 2**31 - 1, -(2**31)) for name in ("ragged", "text")),
+    *((name, 2**62 + 5, -(2**62), [1, 2, 3]) for name in ("wide", "large")),
+]
+
+
+@pytest.mark.parametrize(("name", "second", "third", "wrong"), WRONG_OFFSETS)
+def test_offsets_out_of_bounds_are_an_error_that_names_record_batch_and_row(
+    name: str, second: int, third: int, wrong: list[int], tmp_path: Path
+) -> None:
+    column = [list(range(n)) if pa.types.is_nested(TYPES[name]) else "x" * n for n in (1, 2, 3, 4)]
+    batches = [pa.record_batch({"v": pa.array(rows, TYPES[name])}) for rows in (column[:1], column[1:])]
     path = write(tmp_path / "t.arrow", batches)
     content = path.read_bytes()
-    offsets = np.array([0, 2, 5, 9], np.int32).tobytes()
+    width = "<i8" if name in ("wide", "large") else "<i4"
+    offsets, changed = (np.array(values, width).tobytes() for values in ([0, 2, 5, 9], [0, second, third, 9]))
     assert content.count(offsets) == 1
-    path.write_bytes(
-        content.replace(offsets, offsets[:4] + value.to_bytes(4, "little", signed=True) + offsets[8:])
-    )
+    path.write_bytes(content.replace(offsets, changed))
     source = rf.open(path)
     assert len(source[0]["v"]) == 1
-    with pytest.raises(CorruptError, match=r"t\.arrow, record batch 1, row 1"):
-        source.fetch([1])
+    for row in wrong:
+        with pytest.raises(CorruptError, match=rf"offsets[\s\S]*t\.arrow, record batch 1, row {row}"):
+            source.fetch([row])
 
 
-def test_an_array_of_another_shape_than_was_declared_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_an_array_unlike_its_declared_shape_is_an_error(compression: str | None, tmp_path: Path) -> None:
     rows = [[[1, 2], [3, 4]], [[5, 6], [7, 8]], [[1], [2]]]
-    for compression in (None, "zstd"):
-        batch = pa.record_batch({"v": pa.array(rows, pa.list_(pa.list_(pa.int32())))})
-        path = write(tmp_path / "t.arrow", [batch], compression=compression)
-        source = rf.open(path, shapes={"v": (2, 2)})
-        assert source.fields == {"v": Field("dense", "int32", (2, 2))}
-        with pytest.raises(CorruptError, match=r"shape[\s\S]*t\.arrow, record batch 0[\s\S]*row 2"):
-            source.fetch([2])
-        assert [row.tolist() for row in source.fetch([1, 0])["v"].rows()] == [rows[1], rows[0]]
-        assert rf.open(path, shapes={"v": (None, None)}).fields == {"v": Field("object")}
+    batch = pa.record_batch({"v": pa.array(rows, pa.list_(pa.list_(pa.int32())))})
+    path = write(tmp_path / "t.arrow", [batch], compression=compression)
+    source = rf.open(path, shapes={"v": (2, 2)})
+    assert source.fields == {"v": Field("dense", "int32", (2, 2))}
+    with pytest.raises(CorruptError, match=r"shape[\s\S]*t\.arrow, record batch 0[\s\S]*row 2"):
+        source.fetch([2])
+    assert samples_of(source, [1, 0]) == [{"v": rows[1]}, {"v": rows[0]}]
+    assert rf.open(path, shapes={"v": (None, None)}).fields == {"v": Field("object")}
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 1), (None, 2, 1)])
-def test_rows_with_nulls_or_of_another_shape_are_named_and_the_others_read(shape: Any, tmp_path: Path) -> None:
+def test_rows_with_nulls_or_another_shape_are_errors_and_others_are_read(shape: Any, tmp_path: Path) -> None:
     good = [[[[1], [2]], [[3], [4]]], [[[5], [6]], [[7], [8]]]]
     odd: dict[int, Any] = {
         1: None,
@@ -292,7 +281,7 @@ def test_rows_with_nulls_or_of_another_shape_are_named_and_the_others_read(shape
     rows = [odd.get(row, good[row // 5]) for row in range(9)]
     batch = pa.record_batch({"v": pa.array(rows, pa.list_(pa.list_(pa.list_(pa.int32()))))})
     source = rf.open(write(tmp_path / "t.arrow", [batch]), shapes={"v": shape})
-    assert [item.tolist() for item in source.fetch([8, 0, 5])["v"].rows()] == [good[1], good[0], good[1]]
+    assert samples_of(source, [8, 0, 5]) == [{"v": good[1]}, {"v": good[0]}, {"v": good[1]}]
     for row in odd:
         error, words = (CorruptError, "shape") if row > 5 else (SourceError, "null")
         with pytest.raises(error, match=rf"{words}[\s\S]*t\.arrow, record batch 0[\s\S]*row {row}\b"):
@@ -316,7 +305,7 @@ PAIRS = pa.array([[1, 2], [3, None], [5, 6], [7, 8]], pa.list_(pa.int32(), 2))
 @pytest.mark.parametrize("elements", [WORDS, PAIRS], ids=["dictionary", "fixed-size lists"])
 @pytest.mark.parametrize("shape", [(1, 2), (None, 2), (None, 0), (0, 2)])
 @pytest.mark.parametrize("view", [False, True])
-def test_arrays_of_any_elements_are_read_but_for_those_with_a_null(
+def test_shaped_lists_of_dictionaries_or_fixed_size_lists_are_read_and_nulls_in_them_masked(
     view: bool, shape: Any, elements: Any, tmp_path: Path
 ) -> None:
     def lists(of: Any, size: int) -> Any:
@@ -343,9 +332,7 @@ def test_arrays_of_any_elements_are_read_but_for_those_with_a_null(
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("kind", [pa.list_, pa.large_list])
-def test_rows_that_are_all_empty_are_read_wherever_the_lists_in_them_would_begin(
-    kind: Any, compression: str | None, tmp_path: Path
-) -> None:
+def test_empty_lists_with_a_first_offset_of_1_are_read(kind: Any, compression: str | None, tmp_path: Path) -> None:
     whole = pa.array([[[9]], [], []], kind(kind(pa.int32())))
     lists = whole.values.slice(1)  # none, and the one offset there is is not 0
     array = type(whole).from_arrays(pa.array([0, 0, 0], whole.offsets.type), lists)
@@ -370,28 +357,25 @@ def of_other_order(content: bytes, *numbers: Any) -> bytes:
         base, field = 8, 2  # the schema in the first message
     out = bytearray(content)
 
-    def number(kind: str, place: int) -> int:
+    def unpack(kind: str, place: int) -> int:
         return int(struct.unpack_from("<" + kind, out, place)[0])
 
     def fields(table: int) -> int:
-        return table - number("i", table) + 4
+        return table - unpack("i", table) + 4
 
-    root = base + number("I", base)
-    place = root + number("H", fields(root) + 2 * field)
-    schema = place + number("I", place)
-    assert number("H", fields(schema)) == 0  # little-endian is what is left out
+    root = base + unpack("I", base)
+    place = root + unpack("H", fields(root) + 2 * field)
+    schema = place + unpack("I", place)
+    assert unpack("H", fields(schema)) == 0  # little-endian is what is left out
     one = next(at for at in range(4, 400, 2) if out[schema + at : schema + at + 2] == b"\1\0")
     struct.pack_into("<H", out, fields(schema), one)
     return bytes(out)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_files_of_the_other_byte_order_are_read_as_what_they_say(stream: bool, tmp_path: Path) -> None:
-    numbers, offsets, fractions = (
-        np.arange(7, 10, dtype="<i8"),
-        np.array([0, 3, 4, 9], "<i4"),
-        np.array([0.1, 2, 3]),
-    )
+def test_big_endian_files_and_streams_are_read_as_pyarrow_reads_them(stream: bool, tmp_path: Path) -> None:
+    numbers, fractions = np.arange(7, 10, dtype="<i8"), np.array([0.1, 2, 3])
+    offsets = np.array([0, 3, 4, 9], "<i4")
     columns = {"text": ["abc", "d", "efghi"], "n": numbers, "x": fractions}
     path = write(tmp_path / "t.arrow", [pa.record_batch(columns)], stream=stream)
     path.write_bytes(of_other_order(path.read_bytes(), numbers, offsets, fractions))
@@ -405,7 +389,7 @@ def test_files_of_the_other_byte_order_are_read_as_what_they_say(stream: bool, t
 
 
 @pytest.mark.parametrize("which", range(4))
-def test_a_record_batch_and_columns_of_different_lengths_are_refused(which: int, tmp_path: Path) -> None:
+def test_a_record_batch_with_a_column_of_another_length_is_refused(which: int, tmp_path: Path) -> None:
     rows = 54_321  # which no buffer's size is
     inner = pa.StructArray.from_arrays([pa.array(np.arange(rows))], ["x"])
     path = write(tmp_path / "t.arrow", [pa.record_batch({"pair": inner, "text": pa.array(["ab"] * rows)})])
@@ -420,27 +404,14 @@ def test_a_record_batch_and_columns_of_different_lengths_are_refused(which: int,
         rf.open(path)
 
 
-def test_columns_behind_a_struct_without_fields_are_found(tmp_path: Path) -> None:
+def test_columns_after_a_struct_without_fields_are_read(tmp_path: Path) -> None:
     whole = pa.table({"none": pa.array([{}] * 5, pa.struct([])), "n": pa.array([7, 8, 9, 10, 11], pa.int8())})
     whole = whole.append_column("text", [["a", "bc", "", "d", "e"]])
     path = write(tmp_path / "t.arrow", whole.to_batches())
     assert samples_of(rf.open(path)) == whole.to_pylist()
 
 
-@pytest.mark.parametrize("kind", [pa.large_string(), pa.large_list(pa.int64())])
-def test_offsets_whose_difference_does_not_fit_into_64_bits_are_refused(kind: Any, tmp_path: Path) -> None:
-    rows = ["abc", "defg", "hi"] if kind == pa.large_string() else [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    path = write(tmp_path / "t.arrow", [pa.record_batch({"v": pa.array(rows, kind)})])
-    offsets, wrong = np.array([0, 3, 7, 9], "<i8"), np.array([0, 2**62 + 5, -(2**62), 9], "<i8")
-    assert path.read_bytes().count(offsets.tobytes()) == 1
-    path.write_bytes(path.read_bytes().replace(offsets.tobytes(), wrong.tobytes()))
-    source = rf.open(path)
-    for row in range(3):
-        with pytest.raises(CorruptError, match=rf"offsets[\s\S]*t\.arrow, record batch 0, row {row}"):
-            source.fetch([row])
-
-
-def test_lists_of_elements_without_bytes_keep_their_lengths(tmp_path: Path) -> None:
+def test_lists_of_zero_width_elements_keep_their_lengths(tmp_path: Path) -> None:
     rows = [[[], []], [[]], []]
     kind = pa.list_(pa.list_(pa.int32(), 0))
     path = write(tmp_path / "t.arrow", [pa.record_batch({"v": pa.array(rows, kind)})])
@@ -449,7 +420,7 @@ def test_lists_of_elements_without_bytes_keep_their_lengths(tmp_path: Path) -> N
     assert [sample["v"].shape for sample in source] == [(2, 0), (1, 0), (0, 0)]
 
 
-def test_runs_without_nulls_take_no_memory_for_each_row(tmp_path: Path) -> None:
+def test_a_run_end_encoded_column_takes_no_memory_for_each_row(tmp_path: Path) -> None:
     rows = 1 << 28
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([5, rows], pa.int32()), pa.array([1.5, 2.5]))
     path = write(tmp_path / "runs.arrow", pa.table({"x": runs}).to_batches())

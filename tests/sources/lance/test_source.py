@@ -77,7 +77,7 @@ def test_blocks_are_fragments_counted_in_rows_that_are_not_deleted(pristine: Pat
     assert source.decoded_bytes > 0
 
 
-def test_long_ranges_and_single_rows_are_the_same_rows(
+def test_rows_read_in_ranges_and_one_by_one_are_the_same(
     pristine: Path, source: LanceSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_module, "_CHUNK_BYTES", 1000)
@@ -100,20 +100,20 @@ SLOW = pytest.mark.slow
     "condition",
     ["id % 5 = 0", pytest.param("id % 90 = 1", marks=SLOW), pytest.param("id >= 60 AND id < 175", marks=SLOW)],
 )
-def test_a_filter_lets_through_what_lance_lets_through(pristine: Path, condition: str) -> None:
+def test_a_filter_selects_the_rows_that_lance_selects(pristine: Path, condition: str) -> None:
     source = rf.open(pristine, filter=condition, columns=["id", "text"])
     expected = lance.dataset(pristine).to_table(["id", "text"], filter=condition).to_pylist()
     order = np.random.default_rng(2).permutation(len(expected))
     assert samples_of(source, order) == [expected[item] for item in order]
     ends = np.cumsum(SIZES)
     fragment = Counter(int(ends.searchsorted(row["id"], side="right")) for row in expected)
-    assert source.blocks.tolist() == [fragment[number] for number in range(len(SIZES))]
+    assert source.blocks.tolist() == [fragment[fragment_id] for fragment_id in range(len(SIZES))]
     again = pickle.loads(pickle.dumps(source))
     assert (samples_of(again, order[:9]), again.fingerprint) == (samples_of(source, order[:9]), source.fingerprint)
     assert source.fingerprint != rf.open(pristine, columns=["id", "text"]).fingerprint
 
 
-def test_the_version_is_that_of_the_moment_of_opening_everywhere(folder: Path) -> None:
+def test_an_open_or_unpickled_source_keeps_the_version_of_opening(folder: Path) -> None:
     source = rf.open(folder)
     before = lance.dataset(folder).version
     travelling = pickle.dumps(source)
@@ -128,7 +128,7 @@ def test_the_version_is_that_of_the_moment_of_opening_everywhere(folder: Path) -
     assert latest.fingerprint != source.fingerprint
 
 
-def test_columns_restrict_what_is_offered_and_read(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_columns_asked_for_are_read_from_lance(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = rf.open(pristine, columns=["text", "id"])
     asked: list[Any] = []
     real = TableHandle.call
@@ -146,17 +146,13 @@ def blobs(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("encoding", [pytest.param("1", marks=SLOW), "2"])
-def test_blobs_are_read_for_the_rows_asked_for_alone(
+def test_blobs_are_read_only_for_the_rows_and_columns_asked_for(
     tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents = blobs(30)
-    if encoding == "1":
-        table = pa.table([range(30), contents], schema=pa.schema([pa.field("id", pa.int64()), IMAGE]))
-        lance.write_dataset(table, tmp_path / "b", max_rows_per_file=8, data_storage_version="2.1")
-    else:
-        schema = pa.schema([pa.field("id", pa.int64()), blob_field("image")])
-        table = pa.table([pa.array(range(30)), blob_array(contents)], schema=schema)
-        lance.write_dataset(table, tmp_path / "b", max_rows_per_file=8, data_storage_version="2.2")
+    field, column = (IMAGE, pa.array(contents)) if encoding == "1" else (blob_field("image"), blob_array(contents))
+    table = pa.table([range(30), column], schema=pa.schema([pa.field("id", pa.int64()), field]))
+    lance.write_dataset(table, tmp_path / "b", max_rows_per_file=8, data_storage_version=f"2.{encoding}")
     lance.dataset(tmp_path / "b").delete("id = 3 OR id = 20")
     kept = [row for row in range(30) if row not in (3, 20)]
     source = rf.open(tmp_path / "b")
@@ -170,15 +166,13 @@ def test_blobs_are_read_for_the_rows_asked_for_alone(
     source.expect(ids)
     assert source.fetch(ids, ["id"])["id"].gather().tolist() == [kept[sample_id] for sample_id in ids]  # type: ignore[attr-defined]
     assert "blobs" not in [given[0] for given in asked]
-    loader = rf.Loader(source, 7, shuffle=True)
-    assert Counter(
-        (int(number), content)
-        for batch in loader
-        for number, content in zip(batch["id"], batch["image"], strict=True)
-    ) == Counter((item, contents[item]) for item in kept)
+    result: Counter[Any] = Counter()
+    for batch in rf.Loader(source, 7, shuffle=True):
+        result.update(zip(batch["id"].tolist(), batch["image"], strict=True))
+    assert result == Counter((row, contents[row]) for row in kept)
 
 
-def test_a_null_blob_names_its_row_or_is_masked(tmp_path: Path) -> None:
+def test_a_null_blob_is_an_error_that_names_its_row_or_is_masked(tmp_path: Path) -> None:
     table = pa.table([[b"a", None, b"c"]], schema=pa.schema([IMAGE]))
     lance.write_dataset(table, tmp_path / "n", data_storage_version="2.1")
     with pytest.raises(SourceError, match=r"null[\s\S]*version 1, row 1, column 'image'[\s\S]*nulls="):
@@ -189,14 +183,14 @@ def test_a_null_blob_names_its_row_or_is_masked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cache_bytes", [0, pytest.param(1 << 30, marks=SLOW)])
-def test_a_null_among_filtered_rows_names_the_row_of_the_table(cache_bytes: int, tmp_path: Path) -> None:
+def test_a_null_in_a_filtered_row_is_an_error_with_its_row_in_the_table(cache_bytes: int, tmp_path: Path) -> None:
     lance.write_dataset(pa.table({"x": [1, 2, None]}), tmp_path / "n")
     source = rf.open(tmp_path / "n", filter="x is null or x = 2", cache_bytes=cache_bytes)
     with pytest.raises(SourceError, match=r"null[\s\S]*version 1, [a-z 0]*, row 2, column 'x'"):
         source.fetch([1])
 
 
-def test_opening_leaves_the_process_fit_to_be_forked(pristine: Path) -> None:
+def test_lance_is_imported_at_the_first_read_and_not_when_a_table_is_opened(pristine: Path) -> None:
     program = (
         "import sys, rankfeed as rf\n"
         "source = rf.open(sys.argv[1]); source.blocks, source.fingerprint, len(source)\n"
@@ -205,9 +199,7 @@ def test_opening_leaves_the_process_fit_to_be_forked(pristine: Path) -> None:
     assert run_python(program, pristine).split() == ["False", "True"]
 
 
-def test_what_is_read_after_an_interrupt_is_what_was_asked_for(
-    source: LanceSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_after_an_interrupt_returns_its_rows(source: LanceSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lance_table, "forked_from_lance", lambda: True)
     handle = pickle.loads(pickle.dumps(source._handle))
 
@@ -273,7 +265,7 @@ def test_a_signal_handler_reads_while_its_thread_opens_or_reads_the_table(way: s
     run_python(HANDLER, path, way)
 
 
-def test_a_forked_child_keeps_the_table_of_its_parent_and_opens_its_own(source: LanceSource) -> None:
+def test_a_forked_child_abandons_the_open_table_and_the_lock_of_its_parent(source: LanceSource) -> None:
     handle = TableHandle(source._info)
     table: Any = object()
     handle._open = table
@@ -285,7 +277,7 @@ def test_a_forked_child_keeps_the_table_of_its_parent_and_opens_its_own(source: 
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_version_that_is_cleaned_up_is_named(folder: Path) -> None:
+def test_reading_a_version_that_was_cleaned_up_is_an_error_that_names_it(folder: Path) -> None:
     unread, source = LanceSource(folder), LanceSource(folder)
     source.fetch([0])
     lance.dataset(folder).optimize.compact_files(target_rows_per_fragment=10_000)
@@ -300,7 +292,7 @@ def test_a_version_that_is_cleaned_up_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [1, pytest.param(-1000, marks=SLOW)])
-def test_a_data_file_of_another_size_is_named_with_its_fragment(folder: Path, change: int) -> None:
+def test_a_data_file_of_another_size_or_missing_is_an_error_with_its_fragment(folder: Path, change: int) -> None:
     fragment = lance.dataset(folder).get_fragments()[2].metadata
     path = folder / "data" / fragment.files[0].path
     content = path.read_bytes()
@@ -315,7 +307,7 @@ def test_a_data_file_of_another_size_is_named_with_its_fragment(folder: Path, ch
         rf.open(folder)
 
 
-def test_a_damaged_list_of_deleted_rows_that_kills_lance_is_an_error(folder: Path) -> None:
+def test_a_damaged_deletion_file_that_crashes_lance_is_an_error(folder: Path) -> None:
     path = sorted((folder / "_deletions").iterdir())[0]
     content = bytearray(path.read_bytes())
     # The prefix of a buffer that says how long it is when decompressed: -1 becomes 2**56 - 1.
@@ -326,7 +318,7 @@ def test_a_damaged_list_of_deleted_rows_that_kills_lance_is_an_error(folder: Pat
         rf.open(folder)
 
 
-def test_what_is_no_table_or_cannot_be_meant_is_refused(pristine: Path, tmp_path: Path) -> None:
+def test_invalid_versions_filters_and_folders_without_table_are_refused(pristine: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no version 99[\s\S]*t\.lance"):
         rf.open(pristine, version=99)
     with pytest.raises(ArgumentError, match=r"filter cannot be used[\s\S]*nothing[\s\S]*version 7"):
@@ -344,7 +336,7 @@ def test_what_is_no_table_or_cannot_be_meant_is_refused(pristine: Path, tmp_path
         rf.open(tmp_path)
 
 
-def test_another_table_in_its_place_is_not_read_on_with(folder: Path) -> None:
+def test_a_pickled_source_refuses_a_table_that_replaced_its_own(folder: Path) -> None:
     source = rf.open(folder)
     travelling = pickle.dumps(source)
     shutil.rmtree(folder)
@@ -353,14 +345,10 @@ def test_another_table_in_its_place_is_not_read_on_with(folder: Path) -> None:
         pickle.loads(travelling).fetch([0])
 
 
-def test_an_encoding_without_a_proper_name_is_told_before_lance_ends_the_process(
-    pristine: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "t.lance"
-    shutil.copytree(pristine, path)
-    file = max((path / "data").glob("*.lance"), key=lambda item: item.stat().st_size)
+def test_a_damaged_encoding_name_that_crashes_lance_is_an_error(folder: Path) -> None:
+    file = max((folder / "data").glob("*.lance"), key=lambda path: path.stat().st_size)
     content = file.read_bytes()
-    at = content.rindex(b"/lance.encodings") + 6
-    file.write_bytes(content[:at] + bytes(4) + content[at + 4 :])
+    start = content.rindex(b"/lance.encodings") + 6
+    file.write_bytes(content[:start] + bytes(4) + content[start + 4 :])
     with pytest.raises(CorruptError, match=r"metadata[\s\S]*version"):
-        list(rf.open(path))
+        list(rf.open(folder))

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from decimal import Decimal
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.sources import compare
+from tests.sources.libraries import image_file
 from tests.sources.mds.streaming_mds import LocalDataset, merge_index, write
 
 import rankfeed as rf
@@ -62,32 +64,26 @@ ROWS = [sample(i) for i in range(60)]
 
 
 COMPRESSIONS = [None, "zstd", "zstd:7", "gz", "bz2", "br", "snappy"]
+#: Gives the folder of the dataset by its compression.
+Folders = Callable[[str | None], Path]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None], Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """Written once for each compression, with several shards of unequal lengths."""
-    made: dict[str | None, Path] = {}
-
-    def folder(compression: str | None) -> Path:
-        if compression not in made:
-            path = tmp_path_factory.mktemp("mds") / "data"
-            options = {"compression": compression, "hashes": ["sha1", "xxh64"], "size_limit": 20_000}
-            made[compression] = write(path, COLUMNS, ROWS, **options)
-        return made[compression]
-
-    return folder
+    options = {"hashes": ["sha1", "xxh64"], "size_limit": 20_000}
+    return cache(
+        lambda codec: write(tmp_path_factory.mktemp("mds") / "data", COLUMNS, ROWS, compression=codec, **options)
+    )
 
 
 @pytest.fixture
-def copy(folders: Callable[[str | None], Path], tmp_path: Path) -> Callable[[str | None], Path]:
+def copy(folders: Folders, tmp_path: Path) -> Folders:
     return lambda compression: Path(shutil.copytree(folders(compression), tmp_path / "copy"))
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_every_sample_is_what_its_own_reader_gives(
-    compression: str | None, folders: Callable[[str | None], Path], tmp_path: Path
-) -> None:
+def test_samples_are_those_of_the_reader_of_mosaicml_streaming(compression: str | None, folders: Folders) -> None:
     source = rf.open(folders(compression))
     assert isinstance(source, MdsSource)
     # Its own reader reads decompressed shards only, and leaves them there: it gets the same data uncompressed.
@@ -102,7 +98,7 @@ def test_every_sample_is_what_its_own_reader_gives(
     assert len(source.blocks) > 1
 
 
-def test_columns_are_of_the_type_that_their_encoding_says(folders: Callable[[str | None], Path]) -> None:
+def test_fields_have_the_types_of_the_mds_encodings(folders: Folders) -> None:
     assert rf.open(folders(None)).fields == {
         "any": Field("ragged", "float64", (2,)),
         "big": Field("dense", "int16", (300,)),
@@ -121,7 +117,7 @@ def test_columns_are_of_the_type_that_their_encoding_says(folders: Callable[[str
 
 
 @pytest.mark.parametrize("encoding", ["int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float32"])
-def test_numbers_of_every_width_lie_at_any_place(encoding: str, tmp_path: Path) -> None:
+def test_unaligned_numbers_of_every_width_are_read(encoding: str, tmp_path: Path) -> None:
     # The odd column before them shifts them off their alignment.
     kind = np.dtype(encoding).type
     rows = [{"a": bytes(i % 3), "b": kind(i * 2), "c": np.full(2, i, encoding)} for i in range(50)]
@@ -132,21 +128,16 @@ def test_numbers_of_every_width_lie_at_any_place(encoding: str, tmp_path: Path) 
     assert batch["b"].gather().dtype == encoding
 
 
-def test_images_are_what_its_own_reader_gives_or_bytes(tmp_path: Path) -> None:
+def test_images_are_those_of_mosaicml_streaming_or_bytes_without_decoding(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = [Image.fromarray(rng.integers(0, 256, (5 + i, 7, 3), np.uint8)) for i in range(6)]
-
-    def jpeg(image: Image.Image) -> bytes:
-        file = BytesIO()
-        image.save(file, "JPEG")
-        return file.getvalue()
-
+    files = [image_file({"y": i}, "JPEG") for i in range(6)]
     columns = {
         "jpeg": "jpeg", "png": "png", "pil": "pil", "array": "jpeg_array",
         "pils": "list[pil]", "jpegs": "list[jpeg]", "pngs": "list[png]",
     }  # fmt: skip
     rows = [
-        {"jpeg": item, "png": item, "pil": item.convert("1" if i % 2 else "RGBA"), "array": [jpeg(item)] * (i + 1),
+        {"jpeg": item, "png": item, "pil": item.convert("1" if i % 2 else "RGBA"), "array": files[: i + 1],
          "pils": [item, item.convert("L")], "jpegs": [item] * 2, "pngs": [item] * i}
         for i, item in enumerate(images)
     ]  # fmt: skip
@@ -166,7 +157,7 @@ def test_images_are_what_its_own_reader_gives_or_bytes(tmp_path: Path) -> None:
     assert Image.open(BytesIO(kept[2]["jpeg"])).size == images[2].size
 
 
-def test_pickles_are_refused_unless_allowed(tmp_path: Path) -> None:
+def test_pickled_columns_are_refused_unless_allow_pickle_is_set(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> Any:
             return (Path.touch, (tmp_path / "went off",))
@@ -180,7 +171,7 @@ def test_pickles_are_refused_unless_allowed(tmp_path: Path) -> None:
     assert rf.open(tmp_path / "d", allow_pickle=True)[1]["y"] == {"a"}
 
 
-def test_arrays_that_have_nothing_in_common_are_objects(tmp_path: Path) -> None:
+def test_arrays_of_different_types_and_shapes_are_an_object_column(tmp_path: Path) -> None:
     rows = [{"x": np.zeros((2, 1 + i % 3), ["f4", "i8"][i % 2])} for i in range(20)]
     write(tmp_path / "d", {"x": "ndarray"}, rows)
     source = rf.open(tmp_path / "d")
@@ -190,7 +181,7 @@ def test_arrays_that_have_nothing_in_common_are_objects(tmp_path: Path) -> None:
         assert source[i]["x"].dtype == rows[i]["x"].dtype
 
 
-def test_an_array_unlike_those_looked_at_is_named_and_there_is_a_way(tmp_path: Path) -> None:
+def test_an_array_unlike_the_others_is_an_error_unless_its_column_is_of_objects(tmp_path: Path) -> None:
     rows = [{"x": np.zeros((2, 3 if i == 34 else 4), np.float32)} for i in range(100)]
     write(tmp_path / "d", {"x": "ndarray:float32"}, rows)
     with pytest.raises(SourceError, match=r"unlike[\s\S]*sample 34, column 'x'[\s\S]*objects="):
@@ -248,23 +239,19 @@ def shard(**changes: Any) -> Callable[[list[dict[str, Any]]], Any]:
         (lambda shards: shards.pop(1), CorruptError, r"not in the index[\s\S]*shard\.00001\.mds"),
     ],
 )
-def test_an_index_that_is_wrong_is_named(
-    change: Any, error: type[Exception], message: str, copy: Callable[[str | None], Path]
-) -> None:
+def test_wrong_mds_index_entries_are_errors(change: Any, error: Any, message: str, copy: Folders) -> None:
     with pytest.raises(error, match=message):
         rf.open(edited(copy(None), change)).fetch(np.arange(60))
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS[1:])
-def test_a_shard_that_decompresses_to_more_than_the_index_says_is_not_held(
-    compression: str, copy: Callable[[str | None], Path]
-) -> None:
+def test_a_shard_that_expands_to_more_than_the_index_says_is_an_error(compression: str, copy: Folders) -> None:
     folder = edited(copy(compression), lambda shards: raw(bytes=shards[1]["raw_data"]["bytes"] - 1)(shards))
     with pytest.raises(CorruptError, match=r"shard\.00001\.mds"):
         rf.open(folder).fetch(np.arange(60))
 
 
-def test_wrong_sizes_in_every_shard_of_the_index_are_named(copy: Callable[[str | None], Path]) -> None:
+def test_wrong_sizes_shapes_and_encodings_in_the_index_are_errors(copy: Folders) -> None:
     folder = copy(None)
     text = (folder / "index.json").read_text()
     shards = {path: path.read_bytes() for path in folder.glob("*.mds")}
@@ -288,32 +275,33 @@ def test_wrong_sizes_in_every_shard_of_the_index_are_named(copy: Callable[[str |
         rf.open(folder)
 
 
+@pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize(
-    ("change", "compression"),
-    [("names", None), ("names", "zstd"), ("encodings", None), ("encodings", "zstd"), ("no JSON", None)],
+    ("entry", "old", "new"),
+    [("names", '["a", "b"]', '["b", "a"]'), ("encodings", '["int", "int"]', '["int", "float64"]')],
 )
-def test_a_header_of_a_shard_that_contradicts_the_index_is_named(
-    change: str, compression: str | None, tmp_path: Path
+def test_a_shard_header_that_contradicts_the_index_is_an_error(
+    entry: str, old: str, new: str, compression: str | None, tmp_path: Path
 ) -> None:
     rows = [{"a": i, "b": -i} for i in range(50)]
     folder = write(tmp_path / "d", {"a": "int", "b": "int"}, rows, size_limit=400, compression=compression)
-    expected = r"contradicts the index[\s\S]*expected: column_{}[\s\S]*found: [\s\S]*shard\.00000\.mds"
-    if change == "no JSON":
-        expected = r"shard is damaged[\s\S]*header[\s\S]*shard\.00000\.mds"
-        path = folder / "shard.00000.mds"
-        path.write_bytes(path.read_bytes().replace(b"{", b"<", 1))
     text = (folder / "index.json").read_text()
-    if change == "names":
-        assert text.count('["a", "b"]') > 1
-        (folder / "index.json").write_text(text.replace('["a", "b"]', '["b", "a"]'))
-    if change == "encodings":
-        (folder / "index.json").write_text(text.replace('["int", "int"]', '["int", "float64"]'))
-    with pytest.raises(CorruptError, match=expected.format(change)):
+    assert text.count(old) > 1
+    (folder / "index.json").write_text(text.replace(old, new))
+    message = rf"contradicts the index[\s\S]*expected: column_{entry}[\s\S]*found: [\s\S]*shard\.00000\.mds"
+    with pytest.raises(CorruptError, match=message):
         rf.open(folder).fetch([0])
 
 
+def test_a_shard_header_that_is_not_json_is_an_error(copy: Folders) -> None:
+    path = copy(None) / "shard.00000.mds"
+    path.write_bytes(path.read_bytes().replace(b"{", b"<", 1))
+    with pytest.raises(CorruptError, match=r"shard is damaged[\s\S]*header[\s\S]*shard\.00000\.mds"):
+        rf.open(path.parent).fetch([0])
+
+
 @pytest.mark.parametrize("digits", [b"9" * 30, b"x1", b""])
-def test_text_that_is_no_integer_of_64_bits_is_named(digits: bytes) -> None:
+def test_a_str_int_text_that_is_no_64_bit_integer_is_an_error(digits: bytes) -> None:
     encoding = encoding_of("str_int", "digits", "index.json")
     content, lengths = np.frombuffer(b"12" + digits, np.uint8), np.array([2, len(digits)])
     values = ByteSlices(Memory(content), np.array([0, 2]), lengths, None, lambda row: f"sample {row}")
@@ -322,7 +310,7 @@ def test_text_that_is_no_integer_of_64_bits_is_named(digits: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [0, 1 << 20, 0xFFFFFFFF])
-def test_an_offset_that_leads_astray_is_named(value: int, copy: Callable[[str | None], Path]) -> None:
+def test_a_sample_offset_out_of_bounds_is_an_error_with_its_sample(value: int, copy: Folders) -> None:
     folder = copy(None)
     path = folder / "shard.00000.mds"
     content = bytearray(path.read_bytes())
@@ -336,7 +324,7 @@ def test_an_offset_that_leads_astray_is_named(value: int, copy: Callable[[str | 
         rf.open(folder)  # looks at arrays to learn their shapes
 
 
-def test_checksums_are_compared_where_they_are_asked_for(copy: Callable[[str | None], Path]) -> None:
+def test_a_wrong_checksum_is_an_error_with_check_true(copy: Folders) -> None:
     folder = copy(None)
     path = folder / "shard.00001.mds"
     content = bytearray(path.read_bytes())

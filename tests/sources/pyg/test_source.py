@@ -24,27 +24,31 @@ from rankfeed.sources.pyg.readers import Graphs
 ONE = rf.Topology()
 
 
-def graph(number: int, *, wide: int = 4) -> Data:
+def graph(index: int, *, wide: int = 4) -> Data:
     """A graph that says which one it is; sizes differ, and some have no edges."""
-    draw = torch.Generator().manual_seed(number)
-    nodes = 1 + number * 7 % 11
-    edges = number * 5 % 13
+    draw = torch.Generator().manual_seed(index)
+    nodes = 1 + index * 7 % 11
+    edges = index * 5 % 13
     return Data(
         x=torch.randn(nodes, wide, generator=draw),
         edge_index=torch.randint(0, nodes, (2, edges), generator=draw),
         edge_attr=torch.rand(edges, 2, generator=draw).double(),
-        y=torch.tensor([number]),
+        y=torch.tensor([index]),
         pos=torch.rand(nodes, 3, generator=draw),
-        name=f"graph {number}",
-        weight=number / 2,
-        scalar=torch.tensor(number, dtype=torch.int16),
-        face=torch.randint(0, nodes, (3, number % 4), generator=draw, dtype=torch.int32),
+        name=f"graph {index}",
+        weight=index / 2,
+        scalar=torch.tensor(index, dtype=torch.int16),
+        face=torch.randint(0, nodes, (3, index % 4), generator=draw, dtype=torch.int32),
     )
 
 
-def hetero(number: int) -> HeteroData:
-    draw = torch.Generator().manual_seed(number)
-    users, items, edges = 1 + number % 5, 1 + number % 3, number * 5 % 7
+def graphs_of(count: int) -> list[Any]:
+    return [graph(index) for index in range(count)]
+
+
+def hetero(index: int) -> HeteroData:
+    draw = torch.Generator().manual_seed(index)
+    users, items, edges = 1 + index % 5, 1 + index % 3, index * 5 % 7
     data = HeteroData()
     data["user"].x = torch.randn(users, 3, generator=draw)
     data["item"].num_nodes = items
@@ -53,8 +57,8 @@ def hetero(number: int) -> HeteroData:
         [torch.randint(0, users, (edges,), generator=draw), torch.randint(0, items, (edges,), generator=draw)]
     )
     data["user", "buys", "item"].edge_attr = torch.rand(edges, 1, generator=draw)
-    data["item", "of", "user"].edge_label_index = torch.zeros(2, number % 3, dtype=torch.long)
-    data.y = torch.tensor([number])
+    data["item", "of", "user"].edge_label_index = torch.zeros(2, index % 3, dtype=torch.long)
+    data.y = torch.tensor([index])
     return data
 
 
@@ -129,8 +133,8 @@ def assert_same(ours: Any, theirs: Any, where: str = "batch") -> None:
             assert_same(ours[name], theirs[name], f"{where}.{name}")
     elif isinstance(theirs, (list, tuple)):
         assert len(ours) == len(theirs), where
-        for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-            assert_same(mine, other, f"{where}[{number}]")
+        for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert_same(mine, other, f"{where}[{index}]")
     else:
         assert ours == theirs, where
 
@@ -148,26 +152,26 @@ def batches(source: Any, size: int = 4, **options: Any) -> list[Any]:
     return list(rf.Loader(source, size, topology=ONE, tail="drop", **options))
 
 
-def assert_as_pyg(dataset: Any, size: int = 4, **options: Any) -> None:
-    ours = batches(rf.from_dataset(dataset, **options), size)
-    theirs = list(DataLoader(dataset, size, drop_last=True, **options))
+def assert_batches_of_pyg(source: Any, dataset: Any, size: int = 4, **options: Any) -> None:
+    ours, theirs = batches(source, size), list(DataLoader(dataset, size, drop_last=True, **options))
     assert len(ours) == len(theirs) > 0
     for mine, other in zip(ours, theirs, strict=True):
         assert_same_batch(mine, other)
+
+
+def assert_as_pyg(dataset: Any, size: int = 4, **options: Any) -> None:
+    assert_batches_of_pyg(rf.from_dataset(dataset, **options), dataset, size, **options)
 
 
 # Batches.
 
 
 @pytest.mark.parametrize("make", [graph, hetero, partial(graph, wide=3000)], ids=["one type", "several", "large"])
-def test_batches_are_those_of_pyg_and_so_are_attributes_that_are_followed_or_left_out(make: Any) -> None:
-    graphs = [make(number) for number in range(9)]
+def test_batches_are_those_of_pyg_with_and_without_follow_batch_and_exclude_keys(make: Any) -> None:
+    graphs = [make(index) for index in range(9)]
     assert isinstance(rf.from_dataset(in_memory(graphs)).fetch([0])[""].rows(), Graphs), "the fast way is taken"
     assert make is hetero or join_graphs(graphs) is not None, "the fast way is taken"
-    options: dict[str, Any] = {
-        "follow_batch": ["y", "x", "edge_index"],
-        "exclude_keys": ["pos", "edge_attr", "num_nodes"],
-    }
+    options = {"follow_batch": ["y", "x", "edge_index"], "exclude_keys": ["pos", "edge_attr", "num_nodes"]}
     for dataset in (graphs, in_memory(graphs)):
         assert_as_pyg(dataset)
         assert_as_pyg(dataset, **options)
@@ -187,7 +191,7 @@ def test_batches_are_those_of_pyg_and_so_are_attributes_that_are_followed_or_lef
     ids=["own rule", "dict", "list", "sparse", "batch", "bool index", "objects"],
 )
 @pytest.mark.filterwarnings("ignore:.*[Ss]parse.*")
-def test_what_is_no_plain_tensor_is_joined_by_pyg_itself(graphs: list[Any]) -> None:
+def test_attributes_other_than_plain_tensors_are_joined_as_by_pyg(graphs: list[Any]) -> None:
     dataset = in_memory(graphs)
     for ours, theirs in zip(batches(rf.from_dataset(dataset)), DataLoader(dataset, 4), strict=True):
         assert repr(ours) == repr(theirs)
@@ -197,15 +201,15 @@ def test_what_is_no_plain_tensor_is_joined_by_pyg_itself(graphs: list[Any]) -> N
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), min_size=2, max_size=12),
-    known=st.booleans(),
+    has_x=st.booleans(),
     wanted=st.data(),
 )
 def test_any_choice_of_graphs_is_joined_as_by_pyg(
-    sizes: list[tuple[int, int]], known: bool, wanted: st.DataObject
+    sizes: list[tuple[int, int]], has_x: bool, wanted: st.DataObject
 ) -> None:
     graphs = []
     for nodes, edges in sizes:
-        one = Data(x=torch.rand(nodes, 2)) if not known else Data(num_nodes=nodes, mark=torch.rand(2, 1, 3))
+        one = Data(x=torch.rand(nodes, 2)) if has_x else Data(num_nodes=nodes, mark=torch.rand(2, 1, 3))
         one.edge_index = torch.randint(0, max(1, nodes), (2, edges))
         one.node_index = torch.randint(0, max(1, nodes), (edges,), dtype=torch.int32)
         graphs.append(one)
@@ -214,44 +218,43 @@ def test_any_choice_of_graphs_is_joined_as_by_pyg(
     source = PyGSource(dataset)
     fetched = source.fetch(ids)[""].rows()
     assert isinstance(fetched, Graphs)
-    assert_same_batch(source.collate(fetched), Batch.from_data_list([dataset[number] for number in ids]))
+    assert_same_batch(source.collate(fetched), Batch.from_data_list([dataset[index] for index in ids]))
     assert_same_batch(
-        join_graphs([graphs[number] for number in ids]), Batch.from_data_list([graphs[number] for number in ids])
+        join_graphs([graphs[index] for index in ids]), Batch.from_data_list([graphs[index] for index in ids])
     )
-    for mine, number in zip(fetched, ids, strict=True):
-        assert_same(mine, dataset[number])
+    for mine, index in zip(fetched, ids, strict=True):
+        assert_same(mine, dataset[index])
 
 
 # What a data set may be.
 
 
-def test_a_transform_of_the_loader_changes_no_graph_of_the_user() -> None:
-    def double(graph: Data) -> Data:
-        graph.x = graph.x * 2
-        return graph
-
-    graphs = [Data(x=torch.full((1, 1), float(number))) for number in range(12)]
-    loader = rf.Loader(rf.from_dataset(graphs), 12, transform=double, topology=rf.Topology())
+def test_a_transform_of_the_loader_does_not_change_the_graphs_of_the_user() -> None:
+    graphs = [Data(x=torch.full((1, 1), float(index))) for index in range(12)]
+    loader = rf.Loader(rf.from_dataset(graphs), 12, transform=doubled, topology=ONE)
     for _ in range(2):
-        assert next(iter(loader)).x.flatten().tolist() == [2.0 * number for number in range(12)]
+        assert next(iter(loader)).x.flatten().tolist() == [2.0 * index for index in range(12)]
     assert graphs[3].x.item() == 3
 
 
-def test_a_transform_is_applied_to_each_graph_at_each_access() -> None:
-    dataset = in_memory([graph(number) for number in range(9)], doubled)
+def test_a_transform_of_the_dataset_is_applied_at_each_access() -> None:
+    dataset = in_memory(graphs_of(9), doubled)
     assert_as_pyg(dataset)
     assert_as_pyg(dataset)
 
 
-def test_parts_of_a_data_set_are_what_pyg_takes_them_for(tmp_path: Path) -> None:
-    whole = in_memory([graph(number) for number in range(20)])
-    for part in (whole[5:15], whole[[3, 1, 4, 1, -5]], whole[10:][::2], whole[torch.arange(20) % 3 == 0]):
-        assert_as_pyg(part, 2)
-        assert_as_pyg(Subset(Subset(part, [3, 0, 2]), [2, 1]), 1)
+PARTS = [slice(5, 15), [3, 1, 4, 1, -5], slice(10, None, 2), torch.arange(20) % 3 == 0]
 
 
-def test_a_part_of_an_on_disk_data_set_has_its_own_graphs(tmp_path: Path) -> None:
-    dataset = on_disk(OnDisk, tmp_path, [graph(number) for number in range(20)])
+@pytest.mark.parametrize("part", PARTS, ids=["slice", "list", "steps", "mask"])
+def test_a_part_of_a_dataset_and_a_subset_of_it_give_the_batches_of_pyg(part: Any) -> None:
+    dataset = in_memory(graphs_of(20))[part]
+    assert_as_pyg(dataset, 2)
+    assert_as_pyg(Subset(Subset(dataset, [3, 0, 2]), [2, 1]), 1)
+
+
+def test_a_part_of_an_on_disk_dataset_has_its_own_graphs(tmp_path: Path) -> None:
+    dataset = on_disk(OnDisk, tmp_path, graphs_of(20))
     part = dataset[[7, 3, 11, 5]]
     # PyG's own loader hands the places in the part to the whole: it reads graphs 0 and 1 here.
     (first, second) = batches(rf.from_dataset(part), 2)
@@ -259,22 +262,21 @@ def test_a_part_of_an_on_disk_data_set_has_its_own_graphs(tmp_path: Path) -> Non
     assert first.y.tolist() + second.y.tolist() == [7, 3, 11, 5]
 
 
-def test_graphs_changed_behind_the_stored_tensors_are_not_overlooked() -> None:
-    dataset = in_memory([graph(number) for number in range(9)])
+def test_graphs_replaced_in_the_cache_of_a_dataset_are_read() -> None:
+    dataset = in_memory(graphs_of(9))
     _ = list(dataset)  # PyG keeps what it cut out...
     assert isinstance(rf.from_dataset(dataset).fetch([0])[""].rows(), Graphs)
     dataset._data_list[3] = dataset[5]  # ... and some write there
     assert_as_pyg(dataset, 3)
 
 
-def test_an_on_disk_data_set_is_read_as_by_pyg(tmp_path: Path) -> None:
-    dataset = on_disk(OnDisk, tmp_path, [graph(number) for number in range(20)])
-    assert_as_pyg(dataset)
+def test_an_on_disk_dataset_gives_the_batches_of_pyg(tmp_path: Path) -> None:
+    assert_as_pyg(on_disk(OnDisk, tmp_path, graphs_of(20)))
     assert_as_pyg(OnDisk(str(tmp_path), doubled))
 
 
-def test_rows_missing_from_an_on_disk_data_set_are_found(tmp_path: Path) -> None:
-    dataset = on_disk(Pickled, tmp_path, [graph(number) for number in range(8)])
+def test_a_row_missing_from_an_on_disk_dataset_is_an_error(tmp_path: Path) -> None:
+    dataset = on_disk(Pickled, tmp_path, graphs_of(8))
     dataset.db.cursor.execute("UPDATE Pickled SET id = 99 WHERE id = 5")
     dataset.db.connection.commit()
     source = rf.from_dataset(dataset)
@@ -285,14 +287,14 @@ def test_rows_missing_from_an_on_disk_data_set_are_found(tmp_path: Path) -> None
         source.fetch([5])
 
 
-def test_datasets_without_joined_tensors_are_read_one_by_one() -> None:
+def test_datasets_without_joined_tensors_give_the_batches_of_pyg() -> None:
     single = InMemoryDataset()
     single.data, single.slices = graph(3), None
     for dataset, size in ((OneByOne(), 4), (OneByOne()[[3, 1, 2]], 3), (single, 1)):
         assert_as_pyg(dataset, size)
 
 
-def test_what_is_not_of_graphs_is_left_alone() -> None:
+def test_datasets_without_graphs_are_not_opened_as_graphs() -> None:
     assert not is_graphs([{"x": 1}])
     assert not is_graphs([])
     assert not isinstance(rf.from_dataset([(1, 2), (3, 4)]), PyGSource)
@@ -314,36 +316,28 @@ def test_what_is_not_of_graphs_is_left_alone() -> None:
     ],
     ids=str,
 )
-def test_every_graph_once_with_any_workers(kind: str, workers: tuple[Any, int], tmp_path: Path) -> None:
-    graphs: list[Any] = [graph(number) for number in range(53)]
+def test_three_ranks_deliver_every_graph_once(kind: str, workers: tuple[Any, int], tmp_path: Path) -> None:
+    graphs = graphs_of(53)
     if kind in ("disk", "pickled"):
         dataset: Any = on_disk(OnDisk if kind == "disk" else Pickled, tmp_path, graphs)
     else:
         dataset = graphs if kind == "list" else in_memory(graphs, doubled if kind == "transform" else None)
-    steps = []
-    for rank in range(3):
-        loader = rf.Loader(
-            rf.from_dataset(dataset),
-            4,
-            shuffle=True,
-            worker_kind=workers[0],
-            num_workers=workers[1],
-            topology=rf.Topology(rank, 3),
-            id_column="ids",
-        )
-        steps.append(list(loader))
+    options: dict[str, Any] = {"worker_kind": workers[0], "num_workers": workers[1], "id_column": "ids"}
+    source = rf.from_dataset(dataset)
+    steps = [[*rf.Loader(source, 4, shuffle=True, topology=rf.Topology(rank, 3), **options)] for rank in range(3)]
     assert len({len(step) for step in steps}) == 1
-    assert Counter(y for rank in steps for batch in rank for y in batch.y.tolist()) == Counter(range(53))
-    for batch in [batch for rank in steps for batch in rank]:
+    delivered = [batch for rank in steps for batch in rank]
+    assert Counter(y for batch in delivered for y in batch.y.tolist()) == Counter(range(53))
+    for batch in delivered:
         assert batch.ids.tolist() == batch.y.tolist()
-        expected = Batch.from_data_list([dataset[number] for number in batch.ids.tolist()])
+        expected = Batch.from_data_list([dataset[index] for index in batch.ids.tolist()])
         assert torch.equal(batch.x, expected.x)
         assert torch.equal(batch.edge_index, expected.edge_index)
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_stock_data_loader_reads_in_processes_of_either_kind(method: str, tmp_path: Path) -> None:
-    graphs: list[Any] = [graph(number) for number in range(8)]
+def test_graph_sources_are_read_by_forked_and_spawned_workers_of_pygs_loader(method: str, tmp_path: Path) -> None:
+    graphs = graphs_of(8)
     disk = on_disk(OnDisk, tmp_path, graphs)
     assert len(disk) == 8  # its database is open here, and must not be used there
     sources = [rf.from_dataset(disk), rf.from_dataset(in_memory(graphs)), rf.open(saved(tmp_path, graphs))]
@@ -355,9 +349,8 @@ def test_a_stock_data_loader_reads_in_processes_of_either_kind(method: str, tmp_
         assert torch.equal(ours.x, theirs.x)
 
 
-def test_a_row_that_only_fills_is_marked() -> None:
-    source = rf.from_dataset([graph(number) for number in range(5)])
-    *_, last = rf.Loader(source, 4, tail="pad", topology=ONE)
+def test_padding_graphs_of_the_last_batch_are_marked_invalid() -> None:
+    *_, last = rf.Loader(rf.from_dataset(graphs_of(5)), 4, tail="pad", topology=ONE)
     assert last.valid.tolist() == [True, False, False, False]
     assert len(last.to_data_list()) == 4
 
@@ -365,18 +358,11 @@ def test_a_row_that_only_fills_is_marked() -> None:
 # Identity.
 
 
-def test_a_fingerprint_changes_with_the_graphs_and_with_nothing_else(tmp_path: Path) -> None:
-    graphs = [graph(number) for number in range(20)]
-    prints = [
-        rf.from_dataset(item).fingerprint
-        for item in (
-            in_memory(graphs),
-            in_memory(graphs[:-1]),
-            in_memory(graphs)[::-1],
-            in_memory([*graphs[:-1], graph(40)]),
-        )
-    ]
-    assert len(Counter(prints)) == 4
+def test_a_fingerprint_changes_with_the_graphs_and_not_with_the_transform(tmp_path: Path) -> None:
+    graphs = graphs_of(20)
+    others = [in_memory(graphs[:-1]), in_memory(graphs)[::-1], in_memory([*graphs[:-1], graph(40)])]
+    prints = [rf.from_dataset(item).fingerprint for item in (in_memory(graphs), *others)]
+    assert len(set(prints)) == 4
     assert rf.from_dataset(in_memory(graphs, doubled)).fingerprint == prints[0]
     assert rf.from_dataset(in_memory(graphs)).identified
     lists = [rf.from_dataset(item).fingerprint for item in (graphs, graphs[1:], list(graphs))]
@@ -389,14 +375,14 @@ def test_a_fingerprint_changes_with_the_graphs_and_with_nothing_else(tmp_path: P
 
 
 def test_graphs_whose_tensors_are_views_have_the_fingerprint_of_copies() -> None:
-    views = list(in_memory([graph(number) for number in range(20)]))
+    views = list(in_memory(graphs_of(20)))
     assert not all(part.edge_index.is_contiguous() for part in views)
     copies = [part.clone() for part in views]
     assert rf.from_dataset(views).fingerprint == rf.from_dataset(copies).fingerprint
 
 
-def test_a_source_travels_without_what_belongs_to_its_process(tmp_path: Path) -> None:
-    dataset = in_memory([graph(number) for number in range(20)])
+def test_a_pickled_source_does_not_include_the_graphs_that_pyg_caches() -> None:
+    dataset = in_memory(graphs_of(20))
     lean = len(pickle.dumps(rf.from_dataset(dataset)))
     _ = list(dataset)
     source = rf.from_dataset(dataset)
@@ -415,18 +401,18 @@ def test_a_source_travels_without_what_belongs_to_its_process(tmp_path: Path) ->
         (Subset([Data(), Data()], [5]), "has indices that the dataset does not have"),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_read_is_refused_at_once(dataset: Any, said: str) -> None:
+def test_an_empty_unsized_or_wrongly_indexed_dataset_is_refused(dataset: Any, said: str) -> None:
     with pytest.raises(SourceError, match=said):
         PyGSource(dataset)
 
 
-def test_a_graph_that_cannot_be_had_is_named() -> None:
+def test_an_exception_of_a_transform_is_an_error_that_names_the_graph() -> None:
     def fails(data: Data) -> Data:
         if int(data.y) == 6:
             raise KeyError("no such colour")
         return data
 
-    source = rf.from_dataset(in_memory([graph(number) for number in range(9)], fails))
+    source = rf.from_dataset(in_memory(graphs_of(9), fails))
     with pytest.raises(SourceError, match=r"(?s)raised.*no such colour.*graph 6"):
         batches(source)
     with pytest.raises(ArgumentError, match=r"(?s)have no columns.*exclude_keys"):
@@ -447,32 +433,23 @@ def saved(folder: Path, graphs: list[Any], name: str = "data.pt") -> Path:
 
 
 @pytest.mark.parametrize("make", [graph, hetero], ids=["homogeneous", "heterogeneous"])
-def test_a_saved_data_set_is_opened_where_it_lies(make: Any, tmp_path: Path) -> None:
-    graphs = [make(number) for number in range(20)]
+def test_a_saved_dataset_is_opened_by_its_folder_or_file(make: Any, tmp_path: Path) -> None:
+    graphs = [make(index) for index in range(20)]
     path = saved(tmp_path, graphs)
-    dataset = in_memory(graphs)
     for where in (tmp_path, tmp_path / "processed", path):
-        source = rf.open(where)
-        for ours, theirs in zip(batches(source), DataLoader(dataset, 4), strict=True):
-            assert_same_batch(ours, theirs)
-    for ours, theirs in zip(
-        batches(rf.open(path, follow_batch=["y"])), DataLoader(dataset, 4, follow_batch=["y"]), strict=True
-    ):
-        assert_same_batch(ours, theirs)
+        assert_batches_of_pyg(rf.open(where), in_memory(graphs))
+    assert_batches_of_pyg(rf.open(path, follow_batch=["y"]), in_memory(graphs), follow_batch=["y"])
 
 
-class Bomb:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+def test_a_file_that_would_run_code_is_refused_unless_allow_pickle_is_set(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
 
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return Path.touch, (trace,)
 
-
-def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path: Path) -> None:
     (tmp_path / "processed").mkdir()
-    path, trace = tmp_path / "processed" / "data.pt", tmp_path / "trace"
-    torch.save(({"x": Bomb(trace)}, {}, Data), path)
+    torch.save(({"x": Bomb()}, {}, Data), tmp_path / "processed" / "data.pt")
     with pytest.raises(UnsafeError, match=r"(?s)could run code.*data.pt.*allow_pickle=True"):
         rf.open(tmp_path)
     assert not trace.exists()
@@ -482,24 +459,24 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path: Path) -> 
     assert batches(rf.open(tmp_path, allow_pickle=True))[0].y.tolist() == [1, 102, 203, 304]
 
 
-def test_damaged_and_foreign_files_are_told_apart(tmp_path: Path) -> None:
-    path = saved(tmp_path, [graph(number) for number in range(9)])
+def test_a_damaged_file_is_corrupt_and_one_without_graphs_is_another_error(tmp_path: Path) -> None:
+    path = saved(tmp_path, graphs_of(9))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptError, match=r"(?s)damaged.*data.pt"):
         rf.open(path)
     torch.save({"weights": torch.ones(3)}, path)
     with pytest.raises(SourceError, match=r"(?s)no graphs that PyTorch Geometric saved.*data.pt"):
         rf.open(path)
-    dataset = in_memory([graph(number) for number in range(9)])
+    dataset = in_memory(graphs_of(9))
     for cuts in (torch.tensor([0, 5, 3]), torch.tensor([0, 10**9]), torch.tensor([-1, 2]), torch.tensor([0, 1])):
         torch.save((dataset._data.to_dict(), {**dataset.slices, "x": cuts}, Data), path)
         with pytest.raises(CorruptError, match=r"(?s)do not fit together.*data.pt.*write it again"):
             rf.open(path)
 
 
-def test_a_folder_that_leaves_a_choice_asks_for_it(tmp_path: Path) -> None:
-    saved(tmp_path, [graph(number) for number in range(4)], "train.pt")
-    saved(tmp_path, [graph(number) for number in range(3)], "test.pt")
+def test_a_folder_of_several_saved_datasets_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    saved(tmp_path, graphs_of(4), "train.pt")
+    saved(tmp_path, graphs_of(3), "test.pt")
     with pytest.raises(SourceError, match=r"(?s)several files.*test.pt, train.pt.*by its own path"):
         rf.open(tmp_path)
     assert len(rf.open(tmp_path / "processed" / "test.pt")) == 3
@@ -525,12 +502,9 @@ def test_graphs_that_lack_a_node_type_are_refused_with_the_cause(extras: Any, tm
     path = saved(tmp_path, [typed_graph(nodes, extra) for nodes, extra in enumerate(extras, 1)])
     dataset = InMemoryDataset()
     dataset.load(str(path), data_cls=HeteroData)
-    for read, where in (
-        (lambda: rf.open(tmp_path), str(path)),
-        (lambda: rf.from_dataset(dataset), "InMemoryDataset"),
-    ):
+    for read, where in ((rf.open, str(path)), (lambda _: rf.from_dataset(dataset), "InMemoryDataset")):
         with pytest.raises(SourceError, match="some graphs lack a node or edge type") as caught:
-            read()
+            read(tmp_path)
         assert not isinstance(caught.value, CorruptError)
         assert caught.value.where == where
         assert "'b' in " in str(caught.value.found)

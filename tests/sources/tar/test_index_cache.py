@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.support.tar import write_tar
 
 import rankfeed as rf
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.tar import index_cache as tar_store
+from rankfeed.sources.tar import index_cache
 from rankfeed.sources.tar.index_cache import IndexCache, index_places
 from rankfeed.sources.tar.tar_index import decode, encode, read_summary, scan
 from rankfeed.storage.checksum import digest_of
@@ -31,7 +32,20 @@ def shard(tmp_path: Path) -> Path:
     return write_names(tmp_path / "a.tar", "1.a", "1.b", "2.a", "3.b", "3.a")
 
 
-def test_an_index_is_read_back_as_it_was_written(shard: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing into the folder of the shard is not allowed."""
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and real(path, mode))
+
+
+def keys(shard: Path, cache_dir: Path | None = None) -> list[str]:
+    """The keys of the samples of a shard, by its index."""
+    index = IndexCache(cache_dir).load(str(shard))
+    return [index.key(row) for row in range(index.summary.samples)]
+
+
+def test_an_encoded_index_is_decoded_to_the_same_members(shard: Path, tmp_path: Path) -> None:
     index = scan(str(shard))
     content = encode(index)
     again = decode(np.frombuffer(content, np.uint8))
@@ -48,11 +62,11 @@ def test_an_index_is_read_back_as_it_was_written(shard: Path, tmp_path: Path) ->
     assert read_summary(str(tmp_path / "i")) == index.summary
 
 
-def test_offsets_are_those_of_a_tar_idx(shard: Path) -> None:
+def test_scanned_offsets_are_those_of_a_tar_idx_file(shard: Path) -> None:
     assert scan(str(shard)).offsets.tolist() == [0, 1024, 1536, 2560]
 
 
-def test_an_index_that_is_not_whole_is_not_believed(shard: Path, tmp_path: Path) -> None:
+def test_a_truncated_or_damaged_index_is_not_decoded(shard: Path, tmp_path: Path) -> None:
     content = encode(scan(str(shard)))
     for size in range(len(content)):
         assert decode(np.frombuffer(content[:size], np.uint8)) is None
@@ -63,35 +77,34 @@ def test_an_index_that_is_not_whole_is_not_believed(shard: Path, tmp_path: Path)
     assert decode(np.frombuffer(content + b"\0", np.uint8)) is None
 
 
-def test_it_is_stored_in_the_cache_folder_if_the_data_folder_is_read_only(
+@pytest.mark.usefixtures("read_only")
+def test_the_index_of_read_only_data_is_stored_in_the_cache_directory(
     shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and real(path, mode))
     IndexCache(tmp_path / "cache").summaries([str(shard)])
     assert index_places(str(shard), tmp_path / "cache")[1].is_file()
     assert not index_places(str(shard), None)[0].exists()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    assert IndexCache().load(str(shard)).summary.samples == 3
+    assert keys(shard) == ["1", "2", "3"]
     assert list((tmp_path / "home").rglob("a.tar.rankfeed"))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(SourceError, match="cache_dir="):
-        IndexCache(tmp_path / "file" / "no").load(str(shard))
+        keys(shard, tmp_path / "file" / "no")
 
 
-def test_it_is_renewed_when_the_shard_changes(shard: Path) -> None:
+def test_an_index_is_rebuilt_when_its_shard_changes(shard: Path) -> None:
     store = IndexCache()
     store.summaries([str(shard)])
     write_names(shard, "1.a", "2.a", "4.c")
     assert store.summaries([str(shard)])[0].samples == 3
     assert [item.name for item in store.load(str(shard)).summary.extensions] == ["a", "c"]
     write_names(shard, "7.a")
-    assert store.load(str(shard)).summary.samples == 1
+    assert keys(shard) == ["7"]
 
 
-def test_it_is_made_of_a_shard_whose_time_changes_meanwhile(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_touched_while_it_is_indexed_gets_an_index(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when it is copied again: its content is written, then its time is set."""
-    scan, changes = tar_store.scan, iter(range(3))
+    changes = iter(range(3))
 
     def scan_and_touch(tar: str) -> Any:
         index = scan(tar)
@@ -99,21 +112,18 @@ def test_it_is_made_of_a_shard_whose_time_changes_meanwhile(shard: Path, monkeyp
             os.utime(tar, ns=(change, change))
         return index
 
-    monkeypatch.setattr(tar_store, "scan", scan_and_touch)
+    monkeypatch.setattr(index_cache, "scan", scan_and_touch)
     assert len(IndexCache().load(str(shard)).offsets) == len(scan(str(shard)).offsets)
 
 
-def test_an_index_of_another_shard_is_not_taken(shard: Path, tmp_path: Path) -> None:
+def test_the_index_of_another_shard_is_not_used(shard: Path, tmp_path: Path) -> None:
     other = write_names(tmp_path / "b.tar", "9.z")
-    store = IndexCache()
-    store.summaries([str(shard), str(other)])
-    places = [index_places(str(path), None)[0] for path in (shard, other)]
-    places[0].write_bytes(places[1].read_bytes())
-    assert store.load(str(shard)).key(0) == "1"
+    IndexCache().summaries([str(shard), str(other)])
+    shutil.copy(index_places(str(other), None)[0], index_places(str(shard), None)[0])
+    assert keys(shard) == ["1", "2", "3"]
 
 
-def test_an_index_of_another_archive_of_the_same_size_and_time_is_not_used(shard: Path) -> None:
-    """Both may be those of a file that was unpacked or copied."""
+def test_a_shard_replaced_by_another_of_the_same_size_and_time_is_an_error(shard: Path) -> None:
     assert [sample["__key__"] for sample in rf.open(shard, missing="mask")] == ["1", "2", "3"]
     result = shard.stat()
     write_names(shard, "1.a", "1.b", "4.a", "3.b", "3.a")
@@ -122,15 +132,11 @@ def test_an_index_of_another_archive_of_the_same_size_and_time_is_not_used(shard
         rf.open(shard, missing="mask").fetch([0])
 
 
-def _index(tar: str, results: "multiprocessing.Queue[int]") -> None:
-    results.put(IndexCache().load(tar).summary.samples)
-
-
-def test_many_processes_index_a_shard_once(tmp_path: Path) -> None:
+def test_processes_that_index_a_shard_at_once_leave_one_index(tmp_path: Path) -> None:
     shard = write_names(tmp_path / "a.tar", *(f"{n}.txt" for n in range(500)))
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[int] = context.Queue()
-    children = [context.Process(target=_index, args=(str(shard), results)) for _ in range(4)]
+    children = [context.Process(target=lambda: results.put(len(keys(shard)))) for _ in range(4)]
     for child in children:
         child.start()
     assert [results.get(timeout=600) for _ in children] == [500] * 4
@@ -140,68 +146,62 @@ def test_many_processes_index_a_shard_once(tmp_path: Path) -> None:
     assert left == ["a.tar", "a.tar.rankfeed"]
 
 
-def _hold(folder: str, ready: "multiprocessing.Queue[int]") -> None:
-    with tar_store.locked(Path(folder, ".rankfeed-index.lock"), "nothing"):
-        ready.put(1)
-        time.sleep(100)
-
-
-def test_who_waits_says_for_what_and_goes_on_when_the_other_is_killed(
+def test_a_process_that_waits_for_the_index_lock_logs_it_and_resumes_when_the_holder_is_killed(
     shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = multiprocessing.get_context("fork")
-    ready: multiprocessing.Queue[int] = context.Queue()
-    holder = context.Process(target=_hold, args=(str(tmp_path), ready))
+    ready = context.Event()
+
+    def hold() -> None:
+        with index_cache.locked(tmp_path / ".rankfeed-index.lock", "nothing"):
+            ready.set()
+            time.sleep(100)
+
+    holder = context.Process(target=hold)
     holder.start()
-    ready.get(timeout=600)
-    monkeypatch.setattr(tar_store, "_REPORT_SECONDS", 0.2)
+    assert ready.wait(600)
+    monkeypatch.setattr(index_cache, "_REPORT_SECONDS", 0.2)
     said: list[str] = []
 
     def warned(message: str, *about: object) -> None:
         said.append(message % about)
         holder.kill()
 
-    monkeypatch.setattr(tar_store._log, "warning", warned)
-    assert IndexCache().load(str(shard)).summary.samples == 3
+    monkeypatch.setattr(index_cache._log, "warning", warned)
+    assert keys(shard) == ["1", "2", "3"]
     holder.join(timeout=60)
     assert holder.exitcode == -9
     assert [str(tmp_path) in item for item in said] == [True]
 
 
-def test_a_damaged_index_that_cannot_be_removed_is_made_anew_elsewhere(
+@pytest.mark.usefixtures("read_only")
+def test_a_damaged_index_beside_read_only_data_is_replaced_by_one_in_the_cache_directory(
     shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    IndexCache().summaries([str(shard)])
-    beside = index_places(str(shard), None)[0]
-    content = bytearray(beside.read_bytes())
+    content = bytearray(encode(scan(str(shard))))
     content[-1] ^= 1  # what the header says is right
+    beside = index_places(str(shard), None)[0]
     beside.write_bytes(content)
-    real = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and real(path, mode))
-    store = IndexCache(tmp_path / "cache")
-    assert [store.load(str(shard)).key(row) for row in range(3)] == ["1", "2", "3"]
+    assert keys(shard, tmp_path / "cache") == ["1", "2", "3"]
     assert beside.read_bytes() == bytes(content)
-    monkeypatch.setattr(tar_store, "scan", None)
-    assert store.load(str(shard)).summary.samples == 3
+    monkeypatch.setattr(index_cache, "scan", None)
+    assert keys(shard, tmp_path / "cache") == ["1", "2", "3"]
 
 
-def test_it_goes_to_the_cache_folder_where_its_name_beside_is_taken(shard: Path, tmp_path: Path) -> None:
+def test_an_index_whose_file_name_a_directory_has_is_stored_in_the_cache(shard: Path, tmp_path: Path) -> None:
     index_places(str(shard), None)[0].mkdir()
-    store = IndexCache(tmp_path / "cache")
-    assert store.load(str(shard)).summary.samples == 3
+    assert keys(shard, tmp_path / "cache") == ["1", "2", "3"]
     assert index_places(str(shard), tmp_path / "cache")[1].is_file()
 
 
-def test_a_pipe_in_the_place_of_an_index_is_not_waited_for(shard: Path) -> None:
+def test_a_named_pipe_with_the_file_name_of_the_index_does_not_block_indexing(shard: Path) -> None:
     os.mkfifo(index_places(str(shard), None)[0])
-    assert IndexCache().load(str(shard)).summary.samples == 3
+    assert keys(shard) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("change", [{"repeated": (0, 3)}, {"repeated": (-1, 0)}, {"name": "__key__"}])
-def test_a_header_that_means_no_good_is_not_believed_though_its_checksum_is_right(
-    change: dict[str, Any], shard: Path
-) -> None:
-    index = tar_store.scan(str(shard))
+def test_an_index_header_with_invalid_values_is_rejected(change: dict[str, Any], shard: Path) -> None:
+    index = scan(str(shard))
     summary = index.summary
     if "name" in change:
         first, *others = summary.extensions
@@ -212,7 +212,7 @@ def test_a_header_that_means_no_good_is_not_believed_though_its_checksum_is_righ
     assert read_summary(str(path)) is None
 
 
-def test_numbers_outside_the_archive_are_not_believed_though_the_checksums_are_right(shard: Path) -> None:
+def test_index_arrays_with_right_checksums_and_places_outside_the_archive_are_rejected(shard: Path) -> None:
     index = scan(str(shard))
 
     def is_believed(**arrays: Any) -> bool:
@@ -232,9 +232,7 @@ def test_numbers_outside_the_archive_are_not_believed_though_the_checksums_are_r
     assert not is_believed(key_offsets=np.array([0, 2**63 - 1, -(2**63), index.summary.key_bytes]))
 
 
-def test_a_process_that_is_killed_while_it_indexes_leaves_nothing_in_the_way(
-    shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_is_indexed_after_an_indexer_was_killed(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed when the bytes are written and not yet in their place."""
     monkeypatch.setattr(os, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     child = multiprocessing.get_context("fork").Process(target=IndexCache().load, args=(str(shard),))
@@ -242,4 +240,4 @@ def test_a_process_that_is_killed_while_it_indexes_leaves_nothing_in_the_way(
     child.join(timeout=60)
     assert child.exitcode == -9
     monkeypatch.undo()
-    assert IndexCache().load(str(shard)).summary.samples == 3
+    assert keys(shard) == ["1", "2", "3"]

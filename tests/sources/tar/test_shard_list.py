@@ -1,5 +1,6 @@
 """Shards that Energon or wids described: counts, splits and sizes are compared with the shards."""
 
+import argparse
 import io
 import json
 import tarfile
@@ -12,8 +13,8 @@ import wids
 from wids.wids_index import main_create
 
 import rankfeed as rf
-from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
-from rankfeed.sources.tar import shard_list as tar_foreign
+from rankfeed.errors import ArgumentError, CorruptError, SourceError
+from rankfeed.sources.tar import shard_list
 from rankfeed.sources.tar.tar_index import scan
 from rankfeed.sources.tar.tar_source import WebDatasetSource
 
@@ -22,12 +23,12 @@ def write_shard(path: Path, first: int, count: int, format: int = tarfile.PAX_FO
     """A shard of samples called by their numbers, some of which have long names, with a folder before each."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", format=format) as tar:
-        for number in range(first, first + count):
-            name = f"{'n' * (120 if number % 3 == 0 and format == tarfile.PAX_FORMAT else 3)}/{number:04d}"
-            folder = tarfile.TarInfo(f"folder{number}")
+        for index in range(first, first + count):
+            name = f"{'n' * (120 if index % 3 == 0 and format == tarfile.PAX_FORMAT else 3)}/{index:04d}"
+            folder = tarfile.TarInfo(f"folder{index}")
             folder.type = tarfile.DIRTYPE
             tar.addfile(folder)
-            for extension, content in (("txt", f"text {number}" * (number % 90)), ("cls", str(number))):
+            for extension, content in (("txt", f"text {index}" * (index % 90)), ("cls", str(index))):
                 member = tarfile.TarInfo(f"{name}.{extension}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content.encode()))
@@ -39,16 +40,15 @@ def write_idx(path: Path, offsets: Any) -> None:
     path.with_name(path.name + ".idx").write_bytes(np.asarray(offsets, "<u8").tobytes())
 
 
-def energon(folder: Path, *, idx: bool, split: str | None) -> Path:
-    """A folder as Energon's `prepare` leaves it."""
+def energon(folder: Path, split: str | None = None) -> Path:
+    """A folder as Energon's `prepare` leaves it, which needs no split file."""
     counts = {}
     (folder / ".nv-meta").mkdir(parents=True)
-    for number, count in enumerate((5, 7, 4)):
-        name = f"parts/s{number}.tar"
-        path = write_shard(folder / name, 100 * number, count)
+    for index, count in enumerate((5, 7, 4)):
+        name = f"parts/s{index}.tar"
+        path = write_shard(folder / name, 100 * index, count)
         counts[name] = count
-        if idx:
-            write_idx(path, scan(str(path)).offsets)
+        write_idx(path, scan(str(path)).offsets)
     info = {"energon_version": "7.4.1", "shard_counts": counts}
     (folder / ".nv-meta" / ".info.json").write_text(json.dumps(info))
     if split is not None:
@@ -65,43 +65,43 @@ exclude: []
 """
 
 
-def test_a_folder_of_energon_is_read_with_its_splits(tmp_path: Path) -> None:
-    folder = energon(tmp_path / "e", idx=True, split=SPLIT)
-    source = rf.open(folder, split="train")
+EXCLUDING = SPLIT.replace("exclude: []", 'exclude: ["parts/s0.tar", "parts/s1.tar/nnn/010{1,3}"]')
+
+
+@pytest.mark.parametrize(
+    ("split", "name", "expected"),
+    [
+        pytest.param(SPLIT, "train", [*range(5), *range(100, 107)], id="train"),
+        pytest.param(SPLIT, "val", [200, 201, 202, 203], id="val"),
+        pytest.param(EXCLUDING, "train", [100, 102, 104, 105, 106], id="excluded shard and samples"),
+        pytest.param(None, None, [*range(5), *range(100, 107), *range(200, 204)], id="no split file"),
+    ],
+)
+def test_an_energon_folder_gives_the_samples_of_the_split(
+    split: str | None, name: str | None, expected: list[int], tmp_path: Path
+) -> None:
+    source = rf.open(energon(tmp_path / "e", split), split=name)
     assert isinstance(source, WebDatasetSource)
-    assert [sample["cls"] for sample in source] == [*range(5), *range(100, 107)]
-    assert [sample["txt"] for sample in source][3] == "text 3" * 3
-    assert [sample["cls"] for sample in rf.open(folder, split="val")] == [200, 201, 202, 203]
+    assert [sample["cls"] for sample in source] == expected
+    assert [sample["txt"] for sample in source] == [f"text {label}" * (label % 90) for label in expected]
 
 
-def test_indexes_of_others_change_nothing(tmp_path: Path) -> None:
-    """Their offsets are not used, right or wrong."""
-    folder = energon(tmp_path / "e", idx=True, split=None)
+def test_right_and_wrong_offsets_of_a_foreign_tar_idx_file_are_ignored(tmp_path: Path) -> None:
+    folder = energon(tmp_path / "e")
     path = folder / "parts" / "s1.tar"
     expected = rf.open(folder).fetch(range(16)).samples()
     write_idx(path, [0, *scan(str(path)).offsets[2:]])
     assert rf.open(folder).fetch(range(16)).samples() == expected
 
 
-def test_without_a_split_file_all_shards_are_read(tmp_path: Path) -> None:
-    folder = energon(tmp_path / "e", idx=True, split=None)
-    assert len(rf.open(folder)) == 16
-
-
-def test_a_split_has_to_be_chosen_and_to_be_there(tmp_path: Path) -> None:
-    folder = energon(tmp_path / "e", idx=True, split=SPLIT)
+def test_an_energon_split_that_is_not_named_or_does_not_exist_is_refused(tmp_path: Path) -> None:
+    folder = energon(tmp_path / "e", SPLIT)
     with pytest.raises(ArgumentError, match=r"split='train' or split='val'"):
         rf.open(folder)
     with pytest.raises(ArgumentError, match="no such split"):
         rf.open(folder, split="dev")
     with pytest.raises(ArgumentError, match="only folders that Energon prepared"):
         rf.open(folder / "parts", split="train")
-
-
-def test_excluded_shards_and_samples_are_left_out(tmp_path: Path) -> None:
-    split = SPLIT.replace("exclude: []", 'exclude: ["parts/s0.tar", "parts/s1.tar/nnn/010{1,3}"]')
-    source = rf.open(energon(tmp_path / "e", idx=True, split=split), split="train")
-    assert [sample["cls"] for sample in source] == [100, 102, 104, 105, 106]
 
 
 @pytest.mark.parametrize(
@@ -113,25 +113,20 @@ def test_excluded_shards_and_samples_are_left_out(tmp_path: Path) -> None:
         ("split_parts: {train: [[a]]}", CorruptError, r"damaged[\s\S]*split_parts"),
         ("split_parts: {train: [", CorruptError, "damaged"),
         ("split_parts: {train: ['{0..9999}{0..9999}']}", CorruptError, "too many"),
-        (
-            "{split_parts: {train: [parts/s0.tar]}, exclude: ['{0..9999}{0..9999}']}",
-            CorruptError,
-            "too many names",
-        ),
+        ("{split_parts: {train: [parts/s0.tar]}, exclude: ['{0..9999}{0..99}']}", CorruptError, "too many names"),
         ("!!python/object/apply:os.system [exit]", CorruptError, "damaged"),
     ],
 )
-def test_a_split_that_is_damaged_is_named(
+def test_a_damaged_energon_split_file_is_an_error_that_names_it(
     split: str, error: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tar_foreign, "_MAX_NAMES", 1000)
-    folder = energon(tmp_path / "e", idx=True, split=split)
+    monkeypatch.setattr(shard_list, "_MAX_NAMES", 1000)
     with pytest.raises(error, match=rf"{said}[\s\S]*split\.yaml"):
-        rf.open(folder, split="train")
+        rf.open(energon(tmp_path / "e", split), split="train")
 
 
-def test_counts_are_checked(tmp_path: Path) -> None:
-    folder = energon(tmp_path / "e", idx=True, split=None)
+def test_a_wrong_sample_count_in_energon_metadata_is_an_error(tmp_path: Path) -> None:
+    folder = energon(tmp_path / "e")
     info = folder / ".nv-meta" / ".info.json"
     counts = json.loads(info.read_text())["shard_counts"]
     info.write_text(json.dumps({"shard_counts": {**counts, "parts/s1.tar": 6}}))
@@ -145,8 +140,8 @@ def test_counts_are_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"a: " + b"[" * 100_000 + b"\n", b"a: !!bool x\n", b"shard_counts: {a: 2001-13-45}\n"]
 )
-def test_damaged_yaml_is_an_error(content: bytes, tmp_path: Path) -> None:
-    folder = energon(tmp_path / "e", idx=False, split=None)
+def test_damaged_energon_yaml_is_an_error(content: bytes, tmp_path: Path) -> None:
+    folder = energon(tmp_path / "e")
     (folder / ".nv-meta" / ".info.json").unlink()
     (folder / ".nv-meta" / ".info.yaml").write_bytes(content)
     with pytest.raises(CorruptError, match=r"\.nv-meta"):
@@ -156,52 +151,38 @@ def test_damaged_yaml_is_an_error(content: bytes, tmp_path: Path) -> None:
 # --- wids
 
 
-def descriptor(folder: Path, shards: list[Path], **more: Any) -> Path:
-    import argparse
-    import contextlib
-
-    path = folder / "index.json"
-    options = argparse.Namespace(
-        output=str(path), name="test", base=None, info=None, files=[str(shard) for shard in shards]
-    )
-    with contextlib.redirect_stdout(io.StringIO()):
-        main_create(options)
-    content = json.loads(path.read_text()) | more
-    path.write_text(json.dumps(content))
-    return path
-
-
-def test_a_wids_descriptor_is_read_as_wids_reads_it(tmp_path: Path) -> None:
-    shards = [write_shard(tmp_path / f"s{n}.tar", 50 * n, 6, tarfile.USTAR_FORMAT) for n in range(3)]
-    path = descriptor(tmp_path, shards)
+def test_a_wids_descriptor_gives_the_samples_that_wids_reads(tmp_path: Path) -> None:
+    shards = [str(write_shard(tmp_path / f"s{n}.tar", 50 * n, 6, tarfile.USTAR_FORMAT)) for n in range(3)]
+    path = tmp_path / "index.json"
+    main_create(argparse.Namespace(output=str(path), name="test", base=None, info=None, files=shards))
     theirs = wids.ShardListDataset(str(path), cache_dir=str(tmp_path / "cache"), transformations=[lambda x: x])
     content = json.loads(path.read_text())
     content["shardlist"] = [{**shard, "url": Path(shard["url"]).name} for shard in content["shardlist"]]
     path.write_text(json.dumps(content))  # wids writes the names as they were given: here, absolute ones
     ours = rf.open(path)
     assert len(ours) == len(theirs) == 18
-    for number, sample in enumerate(ours):
-        assert sample["__key__"] == theirs[number]["__key__"]
-        assert sample["txt"].encode() == theirs[number][".txt"].read()
+    for index, sample in enumerate(ours):
+        assert sample["__key__"] == theirs[index]["__key__"]
+        assert sample["txt"].encode() == theirs[index][".txt"].read()
 
 
-def test_what_a_wids_descriptor_says_is_checked(tmp_path: Path) -> None:
-    shard = write_shard(tmp_path / "s.tar", 0, 6)
-    good = {"url": "s.tar", "nsamples": 6, "filesize": shard.stat().st_size}
-    path = tmp_path / "index.json"
-
-    def says(change: dict[str, Any], error: type[RankfeedError], said: str) -> None:
-        path.write_text(json.dumps({"wids_version": 1, "shardlist": [{**good, **change}]}))
-        with pytest.raises(error, match=said):
-            rf.open(path)
-
-    says({"nsamples": 5}, SourceError, r"5 samples[\s\S]*6 samples[\s\S]*s\.tar")
-    says({"filesize": 1}, CorruptError, r"1 bytes[\s\S]*s\.tar")
-    says({"url": "t.tar"}, SourceError, r"missing[\s\S]*t\.tar")
-    says({"nsamples": "six"}, CorruptError, r"damaged[\s\S]*index\.json")
-    path.write_text(json.dumps({"wids_version": 1, "shardlist": None, "datasets": [{"shardlist": [good]}]}))
-    with pytest.raises(CorruptError, match=r"damaged[\s\S]*index\.json"):
-        rf.open(path)
-    path.write_text(json.dumps({"wids_version": 2, "shardlist": [good]}))
-    with pytest.raises(SourceError, match="unknown version"):
-        rf.open(path)
+@pytest.mark.parametrize(
+    ("shard", "more", "error", "message"),
+    [
+        ({"nsamples": 5}, {}, SourceError, r"5 samples[\s\S]*6 samples[\s\S]*s\.tar"),
+        ({"filesize": 1}, {}, CorruptError, r"1 bytes[\s\S]*s\.tar"),
+        ({"url": "t.tar"}, {}, SourceError, r"missing[\s\S]*t\.tar"),
+        ({"nsamples": "six"}, {}, CorruptError, r"damaged[\s\S]*index\.json"),
+        ({}, {"shardlist": None, "datasets": [{"shardlist": []}]}, CorruptError, r"damaged[\s\S]*index\.json"),
+        ({}, {"wids_version": 2}, SourceError, "unknown version"),
+    ],
+    ids=str,
+)
+def test_a_wrong_or_damaged_wids_descriptor_is_an_error(
+    shard: dict[str, Any], more: dict[str, Any], error: Any, message: str, tmp_path: Path
+) -> None:
+    size = write_shard(tmp_path / "s.tar", 0, 6).stat().st_size
+    shard = {"url": "s.tar", "nsamples": 6, "filesize": size, **shard}
+    (tmp_path / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": [shard], **more}))
+    with pytest.raises(error, match=message):
+        rf.open(tmp_path / "index.json")
