@@ -80,9 +80,9 @@ def _outer(environ: Mapping[str, str]) -> LauncherEnv | None:
             _complete(env)
     step = next((env for env in envs if env.launcher == SLURM.name), None)
     others = [env for env in envs if env is not step]
-    for env, other in combinations(others, 2):
-        if not _agree(env, other):
-            raise _contradiction(env, other)
+    for left, right in combinations(others, 2):
+        if not _agree(left, right):
+            raise _contradiction(left, right)
     mpi = next((env for env in others if env.size is not None), others[0] if others else None)
     if step is None or mpi is None:
         return step or mpi
