@@ -92,6 +92,10 @@ class Stream(torch.utils.data.IterableDataset[dict[str, int]]):
         return iter([{"x": 1}])
 
 
+#: What a function of the user's may raise, or a call of it with arguments that it does not take.
+OF_A_USER = (UserError, Unprintable, TypeError)
+
+
 class Text(str):
     """A subclass of str."""
 
@@ -487,14 +491,13 @@ def targets() -> dict[str, Target]:
             rf.audit, lambda: {"loader": [{"sample_id": [0, 1]}], "max_steps": 9}, amounts=frozenset({"universe"})
         ),
         "verify_data": Target(
-            rf.verify_data, lambda: {"path": _files("packed")()["uri"]}, to_text, skipped=frozenset({"options"})
-        ),
-        "verify_run": Target(
-            rf.verify_run,
-            _ledgers,
+            rf.verify_data,
+            lambda: {"path": _files("packed")()["uri"]},
             to_text,
-            allowed=(UserError, TypeError),  # of the user's own progress function
+            skipped=frozenset({"options"}),
+            allowed=OF_A_USER,  # of the function that shows progress
         ),
+        "verify_run": Target(rf.verify_run, _ledgers, to_text, allowed=OF_A_USER),
         "Lockstep": Target(
             rf.Lockstep,
             lambda: {"loader": [[1], [2]]},
