@@ -22,15 +22,15 @@ from rankfeed.errors import SourceError
 def test_a_handle_cache_keeps_the_most_recently_used_handles_open() -> None:
     cache, opened = HandleCache[str](2), Counter[int]()
 
-    def get(number: int) -> None:
+    def get(key: int) -> None:
         def made() -> str:
-            opened[number] += 1
-            return str(number)
+            opened[key] += 1
+            return str(key)
 
-        assert cache.get(number, made) == str(number)
+        assert cache.get(key, made) == str(key)
 
-    for number in (1, 2, 1, 3, 1, 2):
-        get(number)
+    for requested in (1, 2, 1, 3, 1, 2):
+        get(requested)
     assert opened == Counter({1: 1, 2: 2, 3: 1})
 
 
@@ -40,14 +40,14 @@ def test_all_handle_caches_together_stay_within_a_share_of_the_open_file_limit(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
     monkeypatch.setattr(module, "_caches", type(module._caches)())
     caches: list[HandleCache[int]] = [HandleCache(20) for _ in range(5)]
-    for number in range(30):
+    for key in range(30):
         for cache in caches:
-            assert cache.get(number, lambda number=number: number) == number  # type: ignore[misc]
+            assert cache.get(key, lambda key=key: key) == key  # type: ignore[misc]
             assert sum(map(len, caches)) <= 10
     assert [len(cache) for cache in caches] == [2] * 5
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    for number in range(30):
-        caches[0].get(number, lambda number=number: number)  # type: ignore[misc]
+    for key in range(30):
+        caches[0].get(key, lambda key=key: key)  # type: ignore[misc]
     assert len(caches[0]) == 20
 
 
@@ -55,8 +55,8 @@ def test_threads_get_the_handle_of_their_key_while_other_threads_evict_handles()
     cache, wrong = HandleCache[int](3), []
 
     def read(seed: int) -> None:
-        for number in range(5000):
-            asked = (number * seed) % 7
+        for turn in range(5000):
+            asked = (turn * seed) % 7
             if cache.get(asked, lambda: asked) != asked:  # noqa: B023
                 wrong.append(asked)
 
@@ -71,8 +71,8 @@ def test_at_the_open_file_limit_handles_of_other_caches_are_closed_to_open_a_fil
 ) -> None:
     monkeypatch.setattr(module, "_caches", type(module._caches)())
     others, cache = HandleCache[int](8), HandleCache[int](8)
-    for number in range(5):
-        others.get(number, lambda number=number: number)  # type: ignore[misc]
+    for key in range(5):
+        others.get(key, lambda key=key: key)  # type: ignore[misc]
     error: OSError = OSError(errno.EMFILE, "Too many open files")
 
     def opened() -> int:
@@ -117,8 +117,8 @@ ONE_BATCH = """
 
 def _run(script: str, folder: Path) -> str:
     """What a script prints that reads a folder of 80 files, each with a row that is its number."""
-    for number in range(80):
-        write_table(pa.table({"x": [number]}), folder / f"{number:03}.arrow")
+    for index in range(80):
+        write_table(pa.table({"x": [index]}), folder / f"{index:03}.arrow")
     return run_python(textwrap.dedent(script), folder)
 
 

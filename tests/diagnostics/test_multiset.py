@@ -41,58 +41,58 @@ def every(keys: KeyArray) -> Keys:
 @given(KEYS, st.data(), st.integers(1, 9))
 @settings(deadline=None, max_examples=30)
 def test_hash_partitions_on_disk_count_keys_as_collections_counter_does(
-    came: list[Any], data: st.DataObject, buffer: int
+    ids: list[Any], data: st.DataObject, buffer: int
 ) -> None:
-    due = data.draw(st.lists(st.sampled_from(came), max_size=40)) if came else []
-    delivered, expected = key_array(came), key_array([*due, *came[:0]])
+    universe = data.draw(st.lists(st.sampled_from(ids), max_size=40)) if ids else []
+    delivered, expected = key_array(ids), key_array([*universe, *ids[:0]])
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(multiset, "_BUFFER", buffer)  # most records are written to the file
         parts = [HashPartitions(Path(folder, name), numbered=name == "came") for name in ("came", "due")]
-        for each, keys in zip(parts, (delivered, expected), strict=True):
-            for some in keys[:7], keys[7:]:
-                each.add(some)
-            assert len(each) == len(keys)
-        found = KeyCounts()
+        for partitions, keys in zip(parts, (delivered, expected), strict=True):
+            for chunk in keys[:7], keys[7:]:
+                partitions.add(chunk)
+            assert len(partitions) == len(keys)
+        counts = KeyCounts()
         for low in range(0, PARTITIONS, 64):
-            some, wanted = (each.read(low, low + 64) for each in parts)
-            found += counted(some, wanted.keys)
+            chunk, wanted = (part.read(low, low + 64) for part in parts)
+            counts += counted(chunk, wanted.keys)
         read = parts[0].read(0, PARTITIONS)
         assert sorted(read.numbers.tolist()) == [*range(len(delivered))]
         assert read.keys.tolist() == delivered[read.numbers].tolist()
-    names = dict(zip(delivered.tolist(), came, strict=True))
-    assert (found.deliveries, found.unique, found.missing) == (len(came), len({*came}), 0)
-    assert found.unknown == len({*came} - {*due})
-    assert {names[key] for key in found.unknown_keys} <= {*came} - {*due}
+    names = dict(zip(delivered.tolist(), ids, strict=True))
+    assert (counts.deliveries, counts.unique, counts.missing) == (len(ids), len({*ids}), 0)
+    assert counts.unknown == len({*ids} - {*universe})
+    assert {names[key] for key in counts.unknown_keys} <= {*ids} - {*universe}
     whole = counted(every(delivered), expected)
-    assert (whole.digest, whole.repeated) == (found.digest % 2**64, found.repeated)
+    assert (whole.digest, whole.repeated) == (counts.digest % 2**64, counts.repeated)
     back = counted(every(expected), delivered)
-    assert (back.missing, back.missing_digest == 0) == (found.unknown, not found.unknown)
+    assert (back.missing, back.missing_digest == 0) == (counts.unknown, not counts.unknown)
     assert len(back.missing_keys) == min(EXAMPLES, back.missing)
 
 
 @given(KEYS)
 @settings(deadline=None, max_examples=50)
-def test_count_reports_the_places_of_repeated_keys_and_repeats_between_ranks_and_workers(came: list[Any]) -> None:
-    keys, numbers = key_array(came), range(len(came))
+def test_count_reports_the_places_of_repeated_keys_and_repeats_between_ranks_and_workers(ids: list[Any]) -> None:
+    keys, numbers = key_array(ids), range(len(ids))
     # Three ranks deliver in turn, each in seven steps of two rows, every other one by worker 1.
     delivered = [every(keys[rank::3]) for rank in range(3)]
-    found = count(delivered, [StepLog.of([2] * 7, [-1, 1] * 3 + [-1], range(7))] * 3, np.unique(keys))
+    counts = count(delivered, [StepLog.of([2] * 7, [-1, 1] * 3 + [-1], range(7))] * 3, np.unique(keys))
     again = {key: times for key, times in Counter(keys.tolist()).items() if times > 1}
-    assert {key: times for key, times, _ in found.repeated_keys} == dict(sorted(again.items())[:EXAMPLES])
+    assert {key: times for key, times, _ in counts.repeated_keys} == dict(sorted(again.items())[:EXAMPLES])
     places: dict[Any, list[Any]] = {}
-    for number in numbers:
-        step, row = divmod(number // 3, 2)
-        places.setdefault(keys[number], []).append((number % 3, step % 2 or -1, step, row))
-    for key, _, first in found.repeated_keys:
+    for position in numbers:
+        step, row = divmod(position // 3, 2)
+        places.setdefault(keys[position], []).append((position % 3, step % 2 or -1, step, row))
+    for key, _, first in counts.repeated_keys:
         assert first == places[key][:4]
-    assert found.repeated == Counter((rank, step) for some in places.values() for rank, _, step, _ in some[1:])
-    assert found.repeated_at_end == Counter(
-        rank for some in places.values() for rank, _, step, _ in some[1:] if step == 6
+    assert counts.repeated == Counter((rank, step) for spots in places.values() for rank, _, step, _ in spots[1:])
+    assert counts.repeated_at_end == Counter(
+        rank for spots in places.values() for rank, _, step, _ in spots[1:] if step == 6
     )
-    per_rank = len({(key, row % 3) for row, key in enumerate(came)})
-    assert found.between_ranks == per_rank - len({*came})
-    per_worker = len({(key, row % 3, row // 6 % 2) for row, key in enumerate(came)})
-    assert found.between_workers == per_worker - per_rank
+    per_rank = len({(key, row % 3) for row, key in enumerate(ids)})
+    assert counts.between_ranks == per_rank - len({*ids})
+    per_worker = len({(key, row % 3, row // 6 % 2) for row, key in enumerate(ids)})
+    assert counts.between_workers == per_worker - per_rank
 
 
 def test_partition_ranges_cover_all_partitions_and_are_one_range_if_they_fit_in_memory() -> None:
@@ -107,7 +107,7 @@ def test_key_array_maps_equal_ids_of_any_type_to_equal_keys_and_raises_for_unusa
     import torch
 
     same = [[1, 2], (1, 2), np.array([1, 2], np.int32), torch.tensor([1, 2]), [torch.tensor(1), np.uint8(2)]]
-    assert [key_array(each).tolist() for each in same] == [[1, 2]] * 5
+    assert [key_array(ids).tolist() for ids in same] == [[1, 2]] * 5
     for large in (np.array([2**63], np.uint64), [2**63, 1], [1, -(2**63) - 1], [2**70]):
         with pytest.raises(AuditError, match="too large"):
             key_array(large)
@@ -147,8 +147,8 @@ def test_keys_of_reads_ids_from_dicts_tuples_and_objects_by_name_index_or_functi
         ([7, [4, 5]], lambda batch: batch[1]),
         ([(7, 4), (8, 5)], 1),
     ):
-        found, by_content = keys_of(batch, key)  # type: ignore[arg-type]
-        assert (found.tolist(), by_content) == ([4, 5], False)
+        keys, by_content = keys_of(batch, key)  # type: ignore[arg-type]
+        assert (keys.tolist(), by_content) == ([4, 5], False)
     with pytest.raises(AuditError, match=r"nothing at 'id'[^$]*'x' of 2 rows"):
         keys_of({"x": torch.zeros(2, 3)}, "id")
 
@@ -158,11 +158,11 @@ def test_keys_of_hashes_the_content_of_samples_without_ids_and_ignores_padding()
 
     x = torch.tensor([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0]])
     for batch in ({"x": x, "name": ["a", "a", "a"]}, (x, torch.zeros(3)), x, [{"x": row} for row in x]):
-        found, by_content = keys_of(batch)
+        keys, by_content = keys_of(batch)
         assert by_content
-        first, second, third = found.tolist()
+        first, second, third = keys.tolist()
         assert first == second != third
-    images = [(torch.ones(4, 4) * number, number) for number in (1, 2, 2)]
+    images = [(torch.ones(4, 4) * label, label) for label in (1, 2, 2)]
     assert len(keys_of(images)[0]) == 3
     assert len(keys_of({"x": torch.ones(3, 2, dtype=torch.bfloat16)})[0]) == 3
     named = {"text": ["hello world", "hello you"], "text_lengths": [2, 2]}

@@ -16,19 +16,19 @@ FACTS: dict[str, Any] = {"traits": LoaderTraits(2), "ranks": 2, "batch": 4, "whe
 
 def packed(documents: int, parts: int, *, forgets: bool = False, half: bool = False, seed: int = 1) -> Tokens:
     """Documents dealt to `parts` packers, each cutting its stream of tokens into sequences of 64."""
-    tokens = [np.random.default_rng(number).integers(0, 30000, 100 + number % 300) for number in range(documents)]
+    tokens = [np.random.default_rng(index).integers(0, 30000, 100 + index % 300) for index in range(documents)]
     order = list(range(documents))
     random.Random(seed).shuffle(order)
-    found, count = [Counter[Any]() for _ in range(-(-parts // 2))], 0
+    shingles, count = [Counter[Any]() for _ in range(-(-parts // 2))], 0
     for part in range(parts):
         mine = order if forgets else order[part::parts]
         if half:
             mine = mine[::2]
-        stream = np.concatenate([tokens[number] for number in mine])
+        stream = np.concatenate([tokens[index] for index in mine])
         rows = [stream[start : start + 64] for start in range(0, len(stream) - 63, 64)]
-        found[part // 2].update(key for row in rows for key in shingles_of(row))
+        shingles[part // 2].update(key for row in rows for key in shingles_of(row))
         count += 64 * len(rows)
-    return Tokens(found, count, 64)
+    return Tokens(shingles, count, 64)
 
 
 def test_missing_or_repeated_documents_in_packed_sequences_are_found_by_token_shingles() -> None:

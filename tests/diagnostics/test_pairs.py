@@ -94,11 +94,11 @@ def concatenated(rows: list[Any]) -> Any:
 def graph(rows: list[Any], offset: Callable[[torch.Tensor, int], int] = lambda edges, nodes: nodes) -> Any:
     """Nodes of which the last one has no edge."""
     nodes, edges, owners, first = [], [], [], 0
-    for number, (text, _) in enumerate(rows):
+    for index, (text, _) in enumerate(rows):
         own = torch.stack([torch.arange(len(text) - 1), torch.arange(1, len(text))])
         nodes.append(torch.cat([text, text[:1]]))
         edges.append(own + first)
-        owners.append(torch.full((len(nodes[-1]),), number))
+        owners.append(torch.full((len(nodes[-1]),), index))
         first += offset(own, len(nodes[-1]))
     return {"x": torch.cat(nodes), "edge_index": torch.cat(edges, 1), "batch": torch.cat(owners),
             "y": torch.tensor([label for _, label in rows])}  # fmt: skip
@@ -166,12 +166,12 @@ def read(dataset: Any, collate: Any) -> list[RunLog]:
     """The control of a loader: a run of one rank that reads its first batches again."""
     loader = DataLoader(dataset, BATCH, collate_fn=collate)
     record(loader, keep=4)
-    rank = RankLog(0, epochs=[EpochLog(0, [_step(each.batch) for each in loader], whole=True)])
-    for each in reread(loader, 0.0):
-        rank.add(each)
+    rank = RankLog(0, epochs=[EpochLog(0, [_step(tagged.batch) for tagged in loader], whole=True)])
+    for reading in reread(loader, 0.0):
+        rank.add(reading)
     assert rank.read_again is not None
     first = RankLog(0, epochs=rank.epochs)
-    return [RunLog(job(ranks=1, workers=0), [each]) for each in (first, rank)]
+    return [RunLog(job(ranks=1, workers=0), [log]) for log in (first, rank)]
 
 
 def _step(batch: Any) -> Step:
@@ -294,8 +294,8 @@ def test_getitems_and_collate_functions_of_several_samples_are_read_again_withou
     assert said(read(Fetching(), of_several)) == []
     numbers = DataLoader(Indexable(), batch_size=None, sampler=[[0, 1, 2], [3, 4]])  # type: ignore[arg-type]
     record(numbers, keep=4)
-    assert [each.indices for each in numbers] == [[0, 1, 2], [3, 4]]
-    assert [each.first == each.again for each in reread(numbers, 0.0) if hasattr(each, "again")] == [True]
+    assert [tagged.indices for tagged in numbers] == [[0, 1, 2], [3, 4]]
+    assert [pair.first == pair.again for pair in reread(numbers, 0.0) if hasattr(pair, "again")] == [True]
 
 
 class Indexable(Dataset[Any]):
@@ -406,8 +406,8 @@ def test_labels_that_are_sharded_differently_from_their_images_are_found(
 
     for dealt in (share, alike):
         controls, runs = streams(remixed(dealt) if is_remixed else dealt, fields)
-        found = [*rows_apart(controls, runs)]
-        assert {finding.code for finding in found} == ({"rows-come-apart"} if dealt is share else set())
+        findings = [*rows_apart(controls, runs)]
+        assert {finding.code for finding in findings} == ({"rows-come-apart"} if dealt is share else set())
 
 
 #: Fields that depend on the rank, on the place in a stream or on a dataset beside, and on nothing else.
@@ -484,8 +484,8 @@ NOT_EXCHANGED: dict[str, ByPlace] = {
 def test_values_exchanged_between_ids_are_an_error_and_random_or_partner_values_are_not(name: str) -> None:
     fields = (EXCHANGED | NOT_EXCHANGED)[name]
 
-    def epoch(number: int) -> EpochLog:
-        order = random.Random(number).sample(ORDER, len(ORDER))
+    def epoch(index: int) -> EpochLog:
+        order = random.Random(index).sample(ORDER, len(ORDER))
         steps = []
         for start in range(0, len(order), 10):
             rows = [fields(order, at) for at in range(start, start + 10)]
@@ -493,8 +493,8 @@ def test_values_exchanged_between_ids_are_an_error_and_random_or_partner_values_
             ids = order[start : start + 10]
             hashed = shapes.hashed(batch | {"sample_id": np.array(ids)})
             steps.append(Step(rows=10, ids=[*ids], fields=hashed, ends=shapes.all_ends(batch)))
-        return EpochLog(number, steps, whole=True)
+        return EpochLog(index, steps, whole=True)
 
-    control = RunLog(job(ranks=1, workers=0), [RankLog(0, epochs=[epoch(number) for number in range(3)])])
+    control = RunLog(job(ranks=1, workers=0), [RankLog(0, epochs=[epoch(index) for index in range(3)])])
     codes = {(finding.code, finding.severity) for finding in exchanged_by_epoch([control])}
     assert codes == ({("rows-come-apart", "error")} if name in EXCHANGED else set())

@@ -276,13 +276,13 @@ def test_a_factory_that_other_processes_cannot_import_raises_argument_error() ->
 def test_the_pytest_fixture_fails_unless_soundness_is_proven_or_the_finding_is_allowed(
     severity: Any, verdict: str, fails: bool, allowed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Examination("a:b", (Finding("never-ends", severity, "n"),), ())
-    monkeypatch.setattr(Rankfeed, "examine", lambda self, factory, **options: found)
-    assert found.verdict == verdict
+    examination = Examination("a:b", (Finding("never-ends", severity, "n"),), ())
+    monkeypatch.setattr(Rankfeed, "examine", lambda self, factory, **options: examination)
+    assert examination.verdict == verdict
     if fails:
         with pytest.raises(AssertionError, match="never-ends"):
             Rankfeed().assert_exactly_once("a:b")
-    assert Rankfeed().assert_exactly_once("a:b", allow=allowed) is found
+    assert Rankfeed().assert_exactly_once("a:b", allow=allowed) is examination
 
 
 def indexed(dataset: Any, **options: Any) -> list[tagged.Tagged]:
@@ -294,10 +294,10 @@ def indexed(dataset: Any, **options: Any) -> list[tagged.Tagged]:
 @pytest.mark.parametrize("context", [None, "fork", slow("spawn")])
 def test_the_dataset_indices_of_each_batch_are_recorded_inline_and_in_workers(context: str | None) -> None:
     workers = {"num_workers": 2, "multiprocessing_context": context} if context else {}
-    came = indexed(DATA, batch_size=4, sampler=range(20, 0, -1), **workers)
-    assert [index for each in came for index in each.indices or ()] == [*range(20, 0, -1)]
-    assert [int(row) for each in came for row in each.batch["sample_id"]] == [*range(20, 0, -1)]
-    assert {each.worker for each in came} == ({0, 1} if context else {None})
+    steps = indexed(DATA, batch_size=4, sampler=range(20, 0, -1), **workers)
+    assert [index for step in steps for index in step.indices or ()] == [*range(20, 0, -1)]
+    assert [int(row) for step in steps for row in step.batch["sample_id"]] == [*range(20, 0, -1)]
+    assert {step.worker for step in steps} == ({0, 1} if context else {None})
 
 
 class Noisy(Rows):
@@ -315,8 +315,8 @@ class Noisy(Rows):
 
 @pytest.mark.parametrize("seeded", [True, False])
 def test_random_streams_of_workers_differ_only_if_the_dataset_seeds_them_for_each_sample(seeded: bool) -> None:
-    came = indexed(Noisy(seeded=seeded), batch_size=4, num_workers=2, multiprocessing_context="fork")
-    digests = {each.streams["dataset.generator"] for each in came}
+    steps = indexed(Noisy(seeded=seeded), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    digests = {step.streams["dataset.generator"] for step in steps}
     assert len(digests) == (2 if seeded else 1)
 
 
@@ -328,10 +328,10 @@ class Many(Rows):
 
 
 def test_samples_that_are_none_are_counted_as_dropped() -> None:
-    came = indexed(Many(), batch_size=6, collate_fn=lambda samples: [each for each in samples if each is not None])
-    assert came[0].indices == [*range(6)]
-    assert came[0].dropped == 2
-    assert came[0].batch == [1, 2, 4, 5]
+    steps = indexed(Many(), batch_size=6, collate_fn=lambda samples: [row for row in samples if row is not None])
+    assert steps[0].indices == [*range(6)]
+    assert steps[0].dropped == 2
+    assert steps[0].batch == [1, 2, 4, 5]
 
 
 class Named(Rows):
@@ -340,19 +340,19 @@ class Named(Rows):
 
 
 def one_of_each(samples: list[Any]) -> Any:
-    table = {each["name"]: each["x"] for each in samples}
+    table = {sample["name"]: sample["x"] for sample in samples}
     return {"names": [*table], "x": torch.stack([*table.values()])}
 
 
 def packed(samples: list[Any]) -> Any:
-    tokens = [token for each in samples for token in each["tokens"]]
+    tokens = [token for sample in samples for token in sample["tokens"]]
     return {"tokens": torch.tensor(tokens).reshape(-1, 60)}
 
 
 @pytest.mark.parametrize(("collate", "dropped"), [(one_of_each, 2), (packed, 0), (None, 0)])
 def test_samples_that_collate_drops_are_counted_and_packed_samples_are_not(collate: Any, dropped: int) -> None:
-    came = indexed(Named(), batch_size=6, collate_fn=collate)
-    assert [each.dropped for each in came[:3]] == [dropped] * 3
+    steps = indexed(Named(), batch_size=6, collate_fn=collate)
+    assert [step.dropped for step in steps[:3]] == [dropped] * 3
 
 
 def test_a_recorded_dataset_keeps_its_class_attributes_len_and_pickling() -> None:

@@ -32,13 +32,13 @@ from rankfeed.storage.ledger import SUFFIX
 
 
 def figure(page: Page, title: str) -> Figure:
-    (found,) = [each for part in page.sections for each in part.figures if each.title.startswith(title)]
-    return found
+    (match,) = [chart for part in page.sections for chart in part.figures if chart.title.startswith(title)]
+    return match
 
 
-def values(found: Figure, series: str | None = None) -> list[Any]:
+def values(chart: Figure, series: str | None = None) -> list[Any]:
     """The last column, of one series."""
-    return [row[-1] for row in found.rows if series in (None, row[1])]
+    return [row[-1] for row in chart.rows if series in (None, row[1])]
 
 
 def planned(plan: Plan, ranks: int, batch_size: int, **options: Any) -> Page:
@@ -46,8 +46,8 @@ def planned(plan: Plan, ranks: int, batch_size: int, **options: Any) -> Page:
     return plan_page(rf.Schedule(plan, batch_size=batch_size, topology=topology, **options))
 
 
-def records(found: Figure) -> list[dict[str, Any]]:
-    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+def records(chart: Figure) -> list[dict[str, Any]]:
+    return [dict(zip(chart.columns, row, strict=True)) for row in chart.rows]
 
 
 @settings(max_examples=25, deadline=None)
@@ -90,25 +90,25 @@ def test_the_figures_on_the_page_of_a_plan_match_the_batches_of_its_schedules(
     bounds = [*dict.fromkeys(starts), plan.num_samples]
     for low, high in spans:  # the samples of a column are somewhere
         shares = [row[3] for row in times.rows if row[0] == low]
-        found = sum(
+        covered = sum(
             share * (end - start) / plan.num_samples * (high - low)
             for share, start, end in zip(shares, bounds[:-1], bounds[1:], strict=True)
         )
-        assert found == pytest.approx(high - low, rel=0.01)
+        assert covered == pytest.approx(high - low, rel=0.01)
 
 
 def test_cells_of_the_reading_times_of_a_shuffled_plan_lie_in_the_range_of_the_caption() -> None:
     """The caption states the range that chance explains; a plan without shuffling exceeds it."""
     for n in (100, 1000, 20_000, 10**9):
-        found = figure(planned(Plan(n), 4, 8), "When each part")
+        chart = figure(planned(Plan(n), 4, 8), "When each part")
         low, high = (
             float(word.rstrip("."))
-            for word in found.caption.split()
+            for word in chart.caption.split()
             if word.rstrip(".").replace(".", "").isdigit() and "." in word.rstrip(".")
         )
-        inside = [low - 0.05 <= value <= high + 0.05 for value in values(found)]
+        inside = [low - 0.05 <= value <= high + 0.05 for value in values(chart)]
         assert np.mean(inside) > 0.85, n
-        assert max(values(found)) < 3
+        assert max(values(chart)) < 3
     stored = figure(planned(Plan(20_000, shuffle="none"), 4, 8), "When each part")
     assert max(values(stored)) > 10
 
@@ -131,7 +131,7 @@ def test_the_page_of_a_plan_shows_the_last_steps_for_each_tail_and_the_start_pos
     assert page.facts["consumed before"] == 20
     assert "4 left out by tail=drop" in planned(Plan(100), 3, 8, tail="drop").summary
     assert not planned(Plan(10), 1, 8, start=10).sections
-    assert [each.title for each in planned(Plan(1), 1, 1).sections] == ["Who reads what"]
+    assert [section.title for section in planned(Plan(1), 1, 1).sections] == ["Who reads what"]
 
 
 def test_the_page_of_a_trillion_samples_on_a_thousand_ranks_is_small_and_shows_32_ranks(
@@ -175,18 +175,18 @@ def test_the_page_of_an_audit_draws_repeats_at_the_steps_at_which_they_occurred(
     """Half of all deliveries are repeats, all of them in the second half of the epoch."""
     batches = [{"id": np.arange(20) + 20 * (step % 50)} for step in range(100)]
     page = audit_page(rf.audit(batches, key="id", universe=1000))
-    found = figure(page, "Samples by epoch")
-    assert (values(found, "delivered once"), values(found, "delivered again")) == ([1000], [1000])
+    chart = figure(page, "Samples by epoch")
+    assert (values(chart, "delivered once"), values(chart, "delivered again")) == ([1000], [1000])
     where = figure(page, "Where samples repeat").rows
     assert {row[3] for row in where if row[1] <= 50} == {0}  # type: ignore[operator]
     assert {row[3] for row in where if row[0] >= 50} == {20}  # type: ignore[operator]
 
 
 def test_a_chart_with_values_in_only_one_series_has_no_legend() -> None:
-    found = figure(audit_page(rf.audit([{"id": [0, 1]}, {"id": [2]}], key="id", universe=3)), "Samples by epoch")
-    assert {row[1] for row in found.rows} == {"delivered once"}
-    assert found.spec is not None
-    assert found.spec["encoding"]["color"]["legend"] is None
+    chart = figure(audit_page(rf.audit([{"id": [0, 1]}, {"id": [2]}], key="id", universe=3)), "Samples by epoch")
+    assert {row[1] for row in chart.rows} == {"delivered once"}
+    assert chart.spec is not None
+    assert chart.spec["encoding"]["color"]["legend"] is None
 
 
 @pytest.mark.parametrize(
@@ -278,10 +278,10 @@ def resumed(ledgers: Path) -> tuple[Any, Page]:
             loader = rf.Loader(source, 5, shuffle=True, audit=ledgers, topology=here)
             if steps == 99:
                 loader.load_state_dict(state)
-            for number, _ in enumerate(loader):
-                if steps == 6 and number == 3:
+            for step, _ in enumerate(loader):
+                if steps == 6 and step == 3:
                     state = loader.state_dict()
-                if number + 1 == steps:
+                if step + 1 == steps:
                     break
     verdict = verify_run(ledgers)
     return verdict, run_page(verdict)
@@ -291,8 +291,8 @@ def test_the_page_of_a_run_shows_its_launches_and_samples_delivered_again_after_
     verdict, page = resumed(tmp_path)
     (loader,) = verdict.loaders
     epochs = figure(page, "Samples by epoch")
-    assert values(epochs, "delivered once") == [each.delivered for each in loader.epochs]
-    assert values(epochs, "again after a resume") == [20] == [each.again for each in loader.epochs]
+    assert values(epochs, "delivered once") == [epoch.delivered for epoch in loader.epochs]
+    assert values(epochs, "again after a resume") == [20] == [epoch.again for epoch in loader.epochs]
     assert {row[1] for row in epochs.rows} == {"delivered once", "again after a resume"}
     assert page.verdict is not None
     assert page.verdict is verdict.verdict
@@ -354,7 +354,7 @@ def snapshots(path: Path, slow: float, rows: int = 30) -> Path:
         | {"cache_lookups": 10 * i, "cache_hits": 9 * i, "padded_bytes": 100 * i, "padding_bytes": 20 * i}
         for i in range(1, rows + 1)
     ]
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
@@ -388,9 +388,9 @@ def test_snapshots_of_a_recreated_loader_continue_the_curves_of_the_loader_befor
     page = stats_page({"rank0": read_stats(path)})
     assert (page.facts["samples"], page.facts["steps of a rank"]) == (600, 60)
     for title, value in STEADY.items():
-        found = figure(page, title)
-        assert {*values(found)} == {value}
-        assert [row[0] for row in found.rows] == [2.0 * number for number in range(1, 61)]
+        chart = figure(page, title)
+        assert {*values(chart)} == {value}
+        assert [row[0] for row in chart.rows] == [2.0 * step for step in range(1, 61)]
 
 
 def test_damaged_snapshots_raise_source_error_except_for_an_incomplete_last_line(tmp_path: Path) -> None:
@@ -421,12 +421,12 @@ def test_any_valid_snapshots_are_drawn_and_impossible_seconds_raise_corrupt_erro
     tmp_path_factory: Any, lines: list[dict[str, Any]], bad: Any
 ) -> None:
     path = tmp_path_factory.mktemp("stats") / "a"
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     read = read_stats(path)
     for names in ("ab", "abcdefg"):
         json.dumps(stats_page({name: read[: 1 + ord(name) % 3] for name in names}).as_dict(), allow_nan=False)
     lines[-1]["seconds"] = bad
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(CorruptError):
         read_stats(path)
 

@@ -125,7 +125,7 @@ def test_hostile_text_from_data_adds_no_tag_or_attribute_to_the_html_report(host
     harmless = checked(html(everything(["x" * len(plain(hostile))])))
     page = checked(html(everything([hostile])))
     assert page.tags == harmless.tags
-    assert [each[:2] for each in page.attributes] == [each[:2] for each in harmless.attributes]
+    assert [attribute[:2] for attribute in page.attributes] == [attribute[:2] for attribute in harmless.attributes]
     assert plain(hostile) in page.texts
     assert plain(hostile) in str(json.loads(page.scripts["charts"])) or "\\" in plain(hostile)
     assert write(everything([hostile]), tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
@@ -262,7 +262,7 @@ def svg(figure: Figure) -> ElementTree.Element:
 
 def drawn_as(chart: ElementTree.Element, role: str) -> list[ElementTree.Element]:
     """The elements of the marks with this class."""
-    return [each for group in chart.iter() if role in (group.get("class") or "").split() for each in group]
+    return [mark for group in chart.iter() if role in (group.get("class") or "").split() for mark in group]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 12, 33])
@@ -274,7 +274,7 @@ def test_an_axis_of_whole_numbers_has_no_fractional_tick_labels(most: int) -> No
         lines("", "", "step", "samples", {"a": [(step, step) for step in range(most + 1)]}),
         spans("", "", "position", "epoch", [["0", 0, most, "a", ""]]),
     ):
-        texts = [each.text or "" for each in drawn_as(svg(figure), "role-axis-label")]
+        texts = [label.text or "" for label in drawn_as(svg(figure), "role-axis-label")]
         assert len(texts) >= 3
         assert not [text for text in texts if "." in text]
 
@@ -284,12 +284,12 @@ def test_the_legend_of_a_heat_map_ends_at_its_maximum_and_each_value_has_its_col
     values = [darkest * (part + 1) / 8 for part in range(8)]
     cells: list[list[Any]] = [[0, 1, str(rank), value] for rank, value in enumerate(values)]
     chart = svg(heatmap("", "", ["step from", "step to", "rank", "share"], cells, darkest))
-    texts = [each.text for each in drawn_as(chart, "role-legend-label")]
+    texts = [label.text for label in drawn_as(chart, "role-legend-label")]
     assert [float(text or "nan") for text in texts] == pytest.approx(
         [darkest * part / 4 for part in range(5)], 0.01
     )
     fills = Counter(
-        each.get("fill") for each in drawn_as(chart, "mark-rect") if (each.get("fill") or "").startswith("rgb")
+        rect.get("fill") for rect in drawn_as(chart, "mark-rect") if (rect.get("fill") or "").startswith("rgb")
     )
     assert len(fills) == 8
 
@@ -297,9 +297,9 @@ def test_the_legend_of_a_heat_map_ends_at_its_maximum_and_each_value_has_its_col
 def test_no_point_of_a_line_chart_is_cut_by_the_edge_of_the_chart() -> None:
     figure = lines("", "", "seconds", "%", {"a": [(0, 0.0), (5, 100.0), (10, 40.0)], "b": [(0, 0.0), (10, 100.0)]})
     places = [
-        tuple(map(float, re.findall(r"-?[\d.]+", each.get("transform") or "")[:2]))
-        for each in drawn_as(svg(figure), "mark-symbol")
-        if each.get("aria-roledescription") == "point"
+        tuple(map(float, re.findall(r"-?[\d.]+", symbol.get("transform") or "")[:2]))
+        for symbol in drawn_as(svg(figure), "mark-symbol")
+        if symbol.get("aria-roledescription") == "point"
     ]
     assert len(places) == 5
     radius = np.sqrt(60 / np.pi)

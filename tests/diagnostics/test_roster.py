@@ -19,7 +19,7 @@ def report(rank: int, world_size: int, pid: int = 0) -> ProcessReport:
 
 def exchange(directory: Path, reports: list[ProcessReport], timeout: float = 20) -> list[list[ProcessReport]]:
     with ThreadPoolExecutor(len(reports)) as threads:
-        return list(threads.map(lambda each: exchange_reports(directory, each, timeout), reports))
+        return list(threads.map(lambda own: exchange_reports(directory, own, timeout), reports))
 
 
 def test_exchange_reports_gives_all_ranks_all_reports_in_rank_order_and_leaves_no_file(tmp_path: Path) -> None:

@@ -92,12 +92,12 @@ def test_hashes_returns_none_for_values_that_cannot_be_hashed() -> None:
 def test_columns_splits_a_batch_of_pyg_graphs_into_rows_with_the_same_hashes_in_any_batch() -> None:
     data = pytest.importorskip("torch_geometric.data")
     graphs = [data.Data(x=X[:size], y=torch.tensor([size])) for size in (1, 3, 2)]
-    found = columns(data.Batch.from_data_list(graphs))
-    assert {name: len(column) for name, column in found.items()} == {"x": 3, "y": 3}
+    fields = columns(data.Batch.from_data_list(graphs))
+    assert {name: len(column) for name, column in fields.items()} == {"x": 3, "y": 3}
     alone = {
         name: (hashes(column) or [0])[0] for name, column in columns(data.Batch.from_data_list(graphs[1:])).items()
     }
-    assert alone == {name: (hashes(column) or [0, 0])[1] for name, column in found.items()}
+    assert alone == {name: (hashes(column) or [0, 0])[1] for name, column in fields.items()}
 
 
 def test_columns_with_a_given_number_of_rows_finds_the_batch_dimension() -> None:
@@ -116,9 +116,9 @@ def test_a_row_has_the_same_hash_in_every_batch() -> None:
 def test_padding_of_rows_is_recognised_on_the_left_and_on_the_right(rows: list[list[int]], first: bool) -> None:
     width = max(map(len, rows)) + 2
     filled = [[0] * (width - len(row)) + row if first else row + [0] * (width - len(row)) for row in rows]
-    found = ends(np.array(filled), first=first)
-    assert [run for _, _, run in found] == [width - len(row) for row in rows]
-    for row, (_, body, _) in zip(rows, found, strict=True):
+    row_ends = ends(np.array(filled), first=first)
+    assert [run for _, _, run in row_ends] == [width - len(row) for row in rows]
+    for row, (_, body, _) in zip(rows, row_ends, strict=True):
         assert [body] == hashes(np.array([row]))  # the key of this row in a batch where it needs no padding
 
 
@@ -143,9 +143,9 @@ def test_all_ends_looks_for_padding_only_in_two_dimensional_fields() -> None:
 def test_unmasked_cuts_padding_off_rows_as_a_mask_or_lengths_field_says(
     fields: dict[str, Any], kept: list[list[int]]
 ) -> None:
-    found = unmasked({"x": np.arange(8).reshape(2, 4), "text": ["a", "b"], **fields})
-    assert [row.tolist() for row in found.pop("x")] == kept
-    assert {name: [*map(str, column)] for name, column in found.items()} == {
+    unpadded = unmasked({"x": np.arange(8).reshape(2, 4), "text": ["a", "b"], **fields})
+    assert [row.tolist() for row in unpadded.pop("x")] == kept
+    assert {name: [*map(str, column)] for name, column in unpadded.items()} == {
         name: [*map(str, column)] for name, column in (*fields.items(), ("text", ["a", "b"]))
     }
 
@@ -157,9 +157,9 @@ def test_columns_splits_concatenated_arrays_into_samples_by_lengths_bounds_or_ow
     where: dict[str, Any],
 ) -> None:
     edges = np.array([[1, 3, 5, 4], [2, 4, 3, 5]])
-    found = columns({"y": np.array([5, 6, 7]), "x": np.arange(6) * 10, "edges": edges, **where}, 3)
-    assert [row.tolist() for row in found["x"]] == [[0], [10, 20], [30, 40, 50]]
-    assert [row.tolist() for row in found["edges (of a sample)"]] == [[[], []], [[0], [1]], [[0, 2, 1], [1, 0, 2]]]
+    split = columns({"y": np.array([5, 6, 7]), "x": np.arange(6) * 10, "edges": edges, **where}, 3)
+    assert [row.tolist() for row in split["x"]] == [[0], [10, 20], [30, 40, 50]]
+    assert [row.tolist() for row in split["edges (of a sample)"]] == [[[], []], [[0], [1]], [[0, 2, 1], [1, 0, 2]]]
     without = columns({"y": np.array([5, 6, 7]), "x": np.arange(6), "edges": edges[:, :0], **where}, 3)
     assert [row.shape for row in without["edges (of a sample)"]] == [(2, 0)] * 3
 
@@ -170,9 +170,9 @@ def test_shingles_of_tokens_are_the_same_however_the_tokens_are_cut_into_rows() 
     assert 150 < len(whole) < 350
     assert {*shingles_of(text[1000:])} <= whole
     assert shingles_of(text[:11]) == []
-    found, count = tokens({"labels": np.zeros((4, 1000), int), "input_ids": text.reshape(4, 1000)})
+    shingles, count = tokens({"labels": np.zeros((4, 1000), int), "input_ids": text.reshape(4, 1000)})
     assert count == 4000
-    assert {*found} <= whole
+    assert {*shingles} <= whole
     assert tokens({"x": np.zeros((4, 3), int)}) == ([], 0)
 
 

@@ -161,8 +161,8 @@ def test_verify_run_names_the_rank_and_step_that_fell_short_of_the_start_of_the_
 
 
 def test_verify_run_counts_ledgers_of_mesh_peers_with_the_same_rank_once(tmp_path: Path) -> None:
-    for number in range(2):  # the same ranks, at the same time
-        job = Job(tmp_path, rf.Plan(100), launches=number, name="one", launcher="mesh")
+    for launch in range(2):  # the same ranks, at the same time
+        job = Job(tmp_path, rf.Plan(100), launches=launch, name="one", launcher="mesh")
         job.launch(2, 5, [(0, 0, [10, 10])])
     verdict = verify_run(tmp_path)
     assert verdict.sound, str(verdict)
@@ -170,8 +170,8 @@ def test_verify_run_counts_ledgers_of_mesh_peers_with_the_same_rank_once(tmp_pat
 
 
 def test_a_run_of_several_processes_that_all_ran_as_rank_0_of_1_is_unsound(tmp_path: Path) -> None:
-    for number in range(3):
-        Job(tmp_path, rf.Plan(100), launches=number, name="one").launch(1, 10, [(0, 0, [10])])
+    for launch in range(3):
+        Job(tmp_path, rf.Plan(100), launches=launch, name="one").launch(1, 10, [(0, 0, [10])])
     verdict = verify_run(tmp_path)
     assert verdict.sound is False
     assert "launch 'one': rank 0 of 1" in str(verdict)
@@ -331,8 +331,8 @@ def test_a_ledger_header_with_a_flipped_bit_in_its_length_is_reported_as_damaged
 @pytest.mark.soak
 def test_thousands_of_mutated_ledgers_are_not_proven_or_leave_the_counts_right(tmp_path: Path) -> None:
     told = Counter(mutate(tmp_path / str(seed), seed) for seed in range(1000, 4000))
-    for what, count in sorted(told.items()):
-        print(f"{what}: {count}")
+    for outcome, count in sorted(told.items()):
+        print(f"{outcome}: {count}")
 
 
 def test_missing_samples_are_not_proven_if_a_ledger_is_damaged(tmp_path: Path) -> None:

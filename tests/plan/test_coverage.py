@@ -61,19 +61,19 @@ def test_coverage_gaps_contain_exactly_the_undelivered_positions(
     last = coverage.schedule().end
     for end in {coverage.start + round(share * (last - coverage.start)), last}:
         gaps = [*coverage.gaps(end)]
-        missing = Counter(position for gap in gaps for some in gap.positions() for position in some.tolist())
+        missing = Counter(position for gap in gaps for part in gap.positions() for position in part.tolist())
         delivered = sum(counts, Counter[int]())
         assert missing == Counter(range(coverage.start, end)) - delivered
         assert [gap.samples for gap in gaps] == [sum(map(len, gap.positions())) for gap in gaps]
         for gap in gaps:
-            positions = [position for some in gap.positions() for position in some.tolist()]
+            positions = [position for part in gap.positions() for position in part.tolist()]
             assert gap.low <= min(positions)
             assert max(positions) < gap.high <= end
 
 
 def test_an_epoch_missing_from_all_ledgers_is_one_gap_over_all_positions() -> None:
     gap = Gap(2, 0, 70_000, 70_000)
-    assert Counter(position for some in gap.positions() for position in some.tolist()) == Counter(range(70_000))
+    assert Counter(position for part in gap.positions() for position in part.tolist()) == Counter(range(70_000))
     assert str(gap) == "epoch 2, positions 0 to 70,000: 70,000 samples are in no ledger"
 
 
