@@ -161,7 +161,7 @@ POOL: dict[str, Callable[[], Any]] = {
     "nested(100_000)": lambda: nested(100_000),
     "endless()": endless,
     "iter([1])": lambda: iter([1]),
-    "generator of dicts": lambda: ({"x": number} for number in range(3)),
+    "generator of dicts": lambda: ({"x": index} for index in range(3)),
     "itertools.count()": itertools.count,
     "lambda: None": lambda: lambda: None,
     "lambda x: x": lambda: lambda x: x,
@@ -293,7 +293,7 @@ def failure(target: Target, parameter: str, value: str) -> str | None:
 
 def rows(count: int = 10) -> rf.Source:
     """A source whose samples can be told apart, with a dense and a ragged column."""
-    return rf.from_dataset([{"x": number, "y": np.arange(number % 3)} for number in range(count)])
+    return rf.from_dataset([{"x": index, "y": np.arange(index % 3)} for index in range(count)])
 
 
 #: Parameters of a loader on which its samples depend.
@@ -406,7 +406,7 @@ def targets() -> dict[str, Target]:
 
     source = rows()
     plan = rf.Plan(10, lanes=2, shuffle="window")
-    stream = rf.from_iterable(lambda: ({"x": number, "y": np.arange(number % 3)} for number in range(10)))
+    stream = rf.from_iterable(lambda: ({"x": index, "y": np.arange(index % 3)} for index in range(10)))
     named: dict[str, Target] = {
         "Plan": Target(rf.Plan, lambda: {"blocks": [4, 6]}, lambda plan, _: plan.sample_ids(1, [0])),
         "Plan, windows": Target(
@@ -535,12 +535,12 @@ def _command(name: str, options: str, *arguments: str) -> Target:
     def call(**given: Any) -> None:
         texts = {key: value if isinstance(value, str) else safe_repr(value) for key, value in given.items()}
         named = [text for key, value in texts.items() if key.startswith("--") for text in (key, value)]
-        positional = [texts.get(f"argument {number}", text) for number, text in enumerate(arguments)]
+        positional = [texts.get(f"argument {index}", text) for index, text in enumerate(arguments)]
         error = CliRunner().invoke(app, [name, *positional, *named]).exception
         if error is not None and not isinstance(error, SystemExit):
             raise error
 
-    names = [f"argument {number}" for number in range(len(arguments))]
+    names = [f"argument {index}" for index in range(len(arguments))]
     return Target(call, lambda: _files("parquet")() and {}, parameters=(*names, *options.split()))
 
 

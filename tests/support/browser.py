@@ -24,7 +24,7 @@ PATIENCE = 60.0
 
 def chromium() -> str | None:
     """Where it is, if it is installed."""
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 @dataclass

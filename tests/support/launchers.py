@@ -38,7 +38,7 @@ def need(launcher: str) -> None:
     """Fail where a launcher is missing; without Slurm, skip, unless all launchers have to be there."""
     if shutil.which(LAUNCHERS[launcher][0]) and (launcher != "srun" or os.geteuid() == 0):
         return
-    what = f"{launcher}: {_INSTALL[launcher]}"
+    requirement = f"{launcher}: {_INSTALL[launcher]}"
     if launcher != "srun":
-        pytest.fail(f"needs {what}")
-    missing(what)
+        pytest.fail(f"needs {requirement}")
+    missing(requirement)

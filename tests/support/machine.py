@@ -14,17 +14,17 @@ from typing import NoReturn
 import pytest
 
 
-def missing(what: str) -> NoReturn:
+def missing(requirement: str) -> NoReturn:
     """Skip the test, or fail it in a run of all tests (`.ci/run` sets RANKFEED_REQUIRE_LAUNCHERS)."""
     if os.environ.get("RANKFEED_REQUIRE_LAUNCHERS") == "1":
-        pytest.fail(f"needs {what}")
-    pytest.skip(f"needs {what}", allow_module_level=True)
+        pytest.fail(f"needs {requirement}")
+    pytest.skip(f"needs {requirement}", allow_module_level=True)
 
 
-def need_root(what: str) -> None:
+def need_root(purpose: str) -> None:
     """To mount, to have namespaces, or to be two users."""
     if not _is_root():
-        missing(f"root that may mount and make namespaces (unshare): {what}")
+        missing(f"root that may mount and make namespaces (unshare): {purpose}")
 
 
 @contextmanager

@@ -71,21 +71,21 @@ class Host:
     def processes(self) -> list[psutil.Process]:
         """All processes here except the first one."""
         space = os.stat(f"/proc/{self.pid}/ns/pid").st_ino
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with suppress(OSError):
                 if process.pid != self.pid and os.stat(f"/proc/{process.pid}/ns/pid").st_ino == space:
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
-    def process(self, number: int) -> psutil.Process:
+    def process(self, pid: int) -> psutil.Process:
         """The process that has this number here."""
         for process in self.processes():
             with suppress(OSError):
                 numbers = Path(f"/proc/{process.pid}/status").read_text().partition("NSpid:")[2].splitlines()[0]
-                if int(numbers.split()[-1]) == number:
+                if int(numbers.split()[-1]) == pid:
                     return process
-        raise AssertionError(f"no process {number} on {self.name}")
+        raise AssertionError(f"no process {pid} on {self.name}")
 
     def lose(self) -> None:
         """Pull the plug: every process of the host, its mounts and its cable are gone."""
@@ -126,9 +126,9 @@ class Network:
 
     def add(self) -> Host:
         """Another host, or a lost one again."""
-        number = len(self.hosts) + 1
-        host = self._stack.enter_context(_host(f"h{number}", f"10.77.0.{number}", self.folder, self.disk))
-        cable = f"p{number}"
+        host_id = len(self.hosts) + 1
+        host = self._stack.enter_context(_host(f"h{host_id}", f"10.77.0.{host_id}", self.folder, self.disk))
+        cable = f"p{host_id}"
         self.hub.run(
             *("ip", "link", "add", cable, "type", "veth"), *("peer", "name", "eth0", "netns", str(host.pid))
         )
@@ -141,8 +141,8 @@ class Network:
 
 def process_of(net: Network, name: str) -> psutil.Process:
     """The process that left a file named HOST-NUMBER.ANYTHING."""
-    host, _, number = name.partition(".")[0].partition("-")
-    return net.host(host).process(int(number))
+    host, _, pid = name.partition(".")[0].partition("-")
+    return net.host(host).process(int(pid))
 
 
 def need_network() -> None:
@@ -162,7 +162,7 @@ def network(count: int, folder: Path, disk: Path | None = None) -> Iterator[Netw
         disk: where each has a local disk of its own, under the same path; None for none.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    names = [f"10.77.0.{number} h{number}" for number in range(1, 60)]
+    names = [f"10.77.0.{host_id} h{host_id}" for host_id in range(1, 60)]
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", f"{_HUB} hub", *names, ""]))
     (folder / "nsswitch.conf").write_text("hosts: files\n")  # there is no name server here
     with ExitStack() as stack:
@@ -170,10 +170,10 @@ def network(count: int, folder: Path, disk: Path | None = None) -> Iterator[Netw
         hub.run("ip", "link", "add", "bridge", "type", "bridge")
         hub.run("ip", "addr", "add", f"{_HUB}/24", "dev", "bridge")
         hub.run("ip", "link", "set", "bridge", "up")
-        found = Network(hub, [], folder, disk, stack)
+        net = Network(hub, [], folder, disk, stack)
         for _ in range(count):
-            found.add()
-        yield found
+            net.add()
+        yield net
 
 
 @contextmanager

@@ -30,8 +30,7 @@ def commands(launcher: str, net: Network, script: Sequence[str]) -> list[list[st
         return [net.hub.command([*MPICH, *place, *job])]
     meet = ["--nnodes=2", "--nproc-per-node=2", f"--master-addr={net.hosts[0].address}", "--master-port=29500"]
     return [
-        host.command([*TORCHRUN, *meet, f"--node-rank={number}", *job[1:]])
-        for number, host in enumerate(net.hosts)
+        host.command([*TORCHRUN, *meet, f"--node-rank={node}", *job[1:]]) for node, host in enumerate(net.hosts)
     ]
 
 

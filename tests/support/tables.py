@@ -36,8 +36,8 @@ def _write_lance(table: pa.Table, path: Path, **options: Any) -> None:
 
 def _write_tar(table: pa.Table, path: Path) -> None:
     rows = enumerate(table.to_pylist())
-    members = [(number, name, value) for number, row in rows for name, value in row.items() if value is not None]
-    write_tar(path, [(f"{number:03}.{name}", str(int(value)).encode()) for number, name, value in members])
+    members = [(index, name, value) for index, row in rows for name, value in row.items() if value is not None]
+    write_tar(path, [(f"{index:03}.{name}", str(int(value)).encode()) for index, name, value in members])
 
 
 #: How each suffix is written; a folder has none.

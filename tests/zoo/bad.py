@@ -62,8 +62,8 @@ def hang() -> None:
         time.sleep(60)
 
 
-def kill(number: int = signal.SIGKILL) -> None:
-    os.kill(os.getpid(), number)
+def kill(signum: int = signal.SIGKILL) -> None:
+    os.kill(os.getpid(), signum)
 
 
 def raises() -> Any:
@@ -104,10 +104,10 @@ def none() -> Any:
 
 class Endless:
     def __iter__(self) -> Iterator[Any]:
-        number = place()[0]
+        first = place()[0]
         while True:
-            yield {"sample_id": torch.arange(number, number + 2 * BATCH, 2)}
-            number += 2 * BATCH
+            yield {"sample_id": torch.arange(first, first + 2 * BATCH, 2)}
+            first += 2 * BATCH
 
 
 def endless() -> Any:
@@ -199,7 +199,7 @@ def other_batches_on_each_rank() -> Any:
 def other_key_on_each_rank() -> Any:
     """Ids are numbers on rank 0 and names on rank 1."""
     rank = place()[0]
-    return [{"sample_id": [f"k{each}" for each in range(5)] if rank else list(range(5))}]
+    return [{"sample_id": [f"k{row}" for row in range(5)] if rank else list(range(5))}]
 
 
 def unpicklable(num_workers: int, multiprocessing_context: Any) -> Any:

@@ -34,13 +34,13 @@ def worker() -> tuple[int, int]:
     return (info.id, info.num_workers) if info else (0, 1)
 
 
-def sample(number: int) -> dict[str, Any]:
-    return {"sample_id": number, "x": np.float32(number) / 2}
+def sample(sample_id: int) -> dict[str, Any]:
+    return {"sample_id": sample_id, "x": np.float32(sample_id) / 2}
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """A batch: of each sample its id, besides what its library adds."""
-    return {"sample_id": torch.tensor([int(each["sample_id"]) for each in samples])}
+    return {"sample_id": torch.tensor([int(row["sample_id"]) for row in samples])}
 
 
 def folder(name: str, write: Callable[[Path], object]) -> Path:
@@ -57,10 +57,10 @@ def tars(shards: int) -> list[str]:
     def write(path: Path) -> None:
         import webdataset as wds
 
-        for number in range(shards):
-            with wds.TarWriter(str(path / f"{number:03d}.tar")) as out:
-                for each in range(number * ROWS // shards, (number + 1) * ROWS // shards):
-                    out.write({"__key__": f"k{each:04d}", "cls": each})
+        for shard in range(shards):
+            with wds.TarWriter(str(path / f"{shard:03d}.tar")) as out:
+                for row in range(shard * ROWS // shards, (shard + 1) * ROWS // shards):
+                    out.write({"__key__": f"k{row:04d}", "cls": row})
 
     return sorted(map(str, folder(f"tars-{shards}", write).glob("*.tar")))
 
@@ -88,9 +88,9 @@ def parquet(files: int) -> list[str]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        for number in range(files):
-            ids = range(number * ROWS // files, (number + 1) * ROWS // files)
-            pq.write_table(pa.table({"sample_id": pa.array(ids, pa.int64())}), path / f"{number:03d}.parquet")
+        for file in range(files):
+            ids = range(file * ROWS // files, (file + 1) * ROWS // files)
+            pq.write_table(pa.table({"sample_id": pa.array(ids, pa.int64())}), path / f"{file:03d}.parquet")
 
     return sorted(map(str, folder(f"parquet-{files}", write).glob("*.parquet")))
 
@@ -101,9 +101,7 @@ def mds(rows: int = ROWS) -> Path:
     def write(path: Path) -> None:
         from tests.sources.mds.streaming_mds import write as write_mds
 
-        write_mds(
-            path / "mds", {"sample_id": "int"}, [{"sample_id": each} for each in range(rows)], size_limit=400
-        )
+        write_mds(path / "mds", {"sample_id": "int"}, [{"sample_id": row} for row in range(rows)], size_limit=400)
 
     return folder(f"mds-{rows}", write) / "mds"
 

@@ -16,11 +16,11 @@ def prepared() -> str:
         import webdataset as wds
         from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
 
-        names = [f"{number}.tar" for number in range(6)]
-        for number, name in enumerate(names):
+        names = [f"{index}.tar" for index in range(6)]
+        for shard, name in enumerate(names):
             with wds.TarWriter(str(path / name)) as out:
-                for each in range(number * ROWS // 6, (number + 1) * ROWS // 6):
-                    out.write({"__key__": f"k{each:04d}", "txt": str(each)})
+                for row in range(shard * ROWS // 6, (shard + 1) * ROWS // 6):
+                    out.write({"__key__": f"k{row:04d}", "txt": str(row)})
         WebdatasetPreparator.prepare_dataset(path, names, split_parts_ratio=[("train", 1.0)], workers=1)
         kind = "sample_type: {__module__: megatron.energon, __class__: TextSample}\nfield_map: {text: txt}\n"
         (path / ".nv-meta" / "dataset.yaml").write_text(kind)

@@ -13,7 +13,7 @@ def graphs() -> Any:
     from torch_geometric.data import Data
 
     edges = torch.tensor([[0, 1], [1, 0]])
-    return [Data(x=torch.ones(2, 3), edge_index=edges, sample_id=torch.tensor([number])) for number in range(ROWS)]
+    return [Data(x=torch.ones(2, 3), edge_index=edges, sample_id=torch.tensor([row])) for row in range(ROWS)]
 
 
 def graph_loader(num_workers: int, multiprocessing_context: Any) -> Any:

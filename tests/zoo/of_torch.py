@@ -125,7 +125,7 @@ def cut_by_the_sampler(num_workers: int, multiprocessing_context: Any) -> Any:
 def uneven_list(num_workers: int, multiprocessing_context: Any) -> Any:
     """`files[rank::world_size]` of 121 files: one rank takes a step more."""
     rank, world = place()
-    return loader([sample(each) for each in range(ROWS + 1)[rank::world]], num_workers, multiprocessing_context)
+    return loader([sample(index) for index in range(ROWS + 1)[rank::world]], num_workers, multiprocessing_context)
 
 
 class Islice(IterableDataset[Sample]):
@@ -151,9 +151,9 @@ class ByLength(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         batch: list[int] = []
-        for number in self.numbers:
-            batch.append(number)
-            if sum(20 if each % 2 else 11 for each in batch) > 60:
+        for index in self.numbers:
+            batch.append(index)
+            if sum(20 if row % 2 else 11 for row in batch) > 60:
                 yield batch
                 batch = []
         if batch:
@@ -299,7 +299,7 @@ class Names(Rows):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names = [f"folder/of/the/training/part/{number:012d}.jpg" for number in range(800_000)]
+        self.names = [f"folder/of/the/training/part/{index:012d}.jpg" for index in range(800_000)]
 
     def __getitem__(self, index: int) -> Sample:
         return sample(index) | {"x": float(max(map(len, self.names[index::ROWS])))}

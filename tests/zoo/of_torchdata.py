@@ -43,9 +43,9 @@ class Repeating(IterableDataset[Sample]):
 
     def __iter__(self) -> Iterator[Sample]:
         first, step = worker()
-        for number in self.numbers[first::step][self.done :]:
+        for index in self.numbers[first::step][self.done :]:
             self.done += 1
-            yield sample(number)
+            yield sample(index)
         self.done = 0
 
     def state_dict(self) -> dict[str, int]:
@@ -79,9 +79,9 @@ class ReadAhead(Sampler[int]):
         self.numbers = range(rank, ROWS, world)
 
     def __iter__(self) -> Iterator[int]:
-        for number in self.numbers[self.done :]:
+        for index in self.numbers[self.done :]:
             self.done += 1
-            yield number
+            yield index
         self.done = 0
 
     def __len__(self) -> int:
@@ -128,4 +128,4 @@ def batches(*of: int) -> Any:
     import torchdata.nodes as tn
 
     rank, world = of or place()
-    return tn.Batcher(tn.IterableWrapper([sample(number) for number in range(rank, ROWS, world)]), BATCH)
+    return tn.Batcher(tn.IterableWrapper([sample(index) for index in range(rank, ROWS, world)]), BATCH)

@@ -95,8 +95,8 @@ class Wids:
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        return {"sample_id": int(self.data[number][".cls"])}
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        return {"sample_id": int(self.data[position][".cls"])}
 
 
 def wids_distributed(num_workers: int, multiprocessing_context: Any) -> Any:

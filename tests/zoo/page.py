@@ -52,39 +52,39 @@ def said() -> dict[str, Any]:
 
 def keep(case: Case, findings: list[dict[str, Any]]) -> None:
     """Record the findings of a case, and write the page again."""
-    grave = [each for each in findings if each["severity"] != "note"]
-    found = {"codes": sorted(each["code"] for each in grave), "evidence": _evidence(grave)}
-    names = [each.name for each in CASES]
-    known = {**said(), case.name: found}
-    kept = {name: known[name] for name in sorted(known.keys() & {*names}, key=names.index)}
+    grave = [finding for finding in findings if finding["severity"] != "note"]
+    record = {"codes": sorted(finding["code"] for finding in grave), "evidence": _evidence(grave)}
+    names = [listed.name for listed in CASES]
+    records = {**said(), case.name: record}
+    kept = {name: records[name] for name in sorted(records.keys() & {*names}, key=names.index)}
     SAID.write_text(json.dumps(kept, indent=1) + "\n")
     PAGE.write_text(page(kept))
 
 
-def page(known: dict[str, Any]) -> str:
+def page(records: dict[str, Any]) -> str:
     """The page, of what was said."""
     sound = sum(not case.expects for case in CASES)
     parts = [_TOP.format(sound=sound, all=len(CASES))]
     for library, cases in groupby(CASES, key=lambda case: case.library):
-        rows = "".join(_row(case, known.get(case.name)) for case in cases)
+        rows = "".join(_row(case, records.get(case.name)) for case in cases)
         parts.append(f"## {TITLES[library]}\n\n{_HEAD}{rows}")
     return "\n".join(parts)
 
 
-def _row(case: Case, found: Any) -> str:
+def _row(case: Case, record: Any) -> str:
     ranks = f"{case.ranks} × {case.workers}" + (f", {case.method}" if case.workers else "")
-    what = f"`{case.factory.partition(':')[2]}`: {case.story}"
-    if found is None:
-        return f"| {what} | {ranks} | not examined yet | | |\n"
-    codes = ", ".join(f"`{code}`" for code in found["codes"]) or "sound"
+    pipeline = f"`{case.factory.partition(':')[2]}`: {case.story}"
+    if record is None:
+        return f"| {pipeline} | {ranks} | not examined yet | | |\n"
+    codes = ", ".join(f"`{code}`" for code in record["codes"]) or "sound"
     wanted = ", ".join(f"`{code}`" for code in case.expects) or "sound"
-    right = "yes" if case.fits(found["codes"]) else f"no: {wanted}"
-    return f"| {what} | {ranks} | {codes} | {found['evidence']} | {right} |\n"
+    right = "yes" if case.fits(record["codes"]) else f"no: {wanted}"
+    return f"| {pipeline} | {ranks} | {codes} | {record['evidence']} | {right} |\n"
 
 
 def _evidence(findings: list[dict[str, Any]]) -> str:
     """The first line of evidence of each finding, as a cell of a table."""
-    lines = [each["evidence"][0] for each in findings if each["evidence"]]
+    lines = [finding["evidence"][0] for finding in findings if finding["evidence"]]
     short = [re.sub(r"(/[^\s/,;:]+)+/", "", line) for line in lines]  # folders of this machine say nothing
     cell = "; ".join(line if len(line) < 150 else line[:147] + "..." for line in short)
     return re.sub(r"\s+", " ", cell).replace("|", "/").replace("<", "&lt;").replace("*", r"\*")

@@ -94,9 +94,9 @@ class Case:
         """Whether these are the errors and warnings that must be found."""
         # How many CPUs there are, and how busy they are, is not the pipeline's doing.
         free = {*self.may, "too-many-workers", "slow-first-batch"} - {*self.expects}
-        found = {*codes} - free
+        remaining = {*codes} - free
         crashed = "process-died" in {*codes} & {*self.may}  # before all was seen
-        return found == {*self.expects} or (crashed and found <= {*self.expects})
+        return remaining == {*self.expects} or (crashed and remaining <= {*self.expects})
 
     @property
     def name(self) -> str:
@@ -121,8 +121,8 @@ class Case:
     def story(self) -> str:
         """What it is, and why it is ill."""
         module, _, name = self.target.partition(":")
-        found: Any = getattr(import_module(module), name)
-        return " ".join((found.__doc__ or "").split())
+        factory: Any = getattr(import_module(module), name)
+        return " ".join((factory.__doc__ or "").split())
 
 
 CASES = [

@@ -60,12 +60,12 @@ def examined(case: Case, patch: pytest.MonkeyPatch) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def check(case: Case, found: dict[str, Any]) -> None:
-    findings = found["findings"]
-    text = "\n".join(f"{each['severity']} {each['code']}: {each['what']} {each['evidence']}" for each in findings)
-    assert case.fits([each["code"] for each in findings if each["severity"] != "note"]), text
-    assert {*case.notes} <= {each["code"] for each in findings if each["severity"] == "note"}, text
-    assert found["verdict"] == case.verdict or case.may, text
+def check(case: Case, examination: dict[str, Any]) -> None:
+    findings = examination["findings"]
+    text = "\n".join(f"{find['severity']} {find['code']}: {find['what']} {find['evidence']}" for find in findings)
+    assert case.fits([finding["code"] for finding in findings if finding["severity"] != "note"]), text
+    assert {*case.notes} <= {finding["code"] for finding in findings if finding["severity"] == "note"}, text
+    assert examination["verdict"] == case.verdict or case.may, text
 
 
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
@@ -81,17 +81,17 @@ def test_the_doctor_gives_an_example_pipeline_of_each_kind_its_expected_findings
 def test_the_doctor_gives_every_example_pipeline_its_expected_findings_and_verdict(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = examined(case, monkeypatch)
-    page.keep(case, found["findings"])
-    print(case.name, found["verdict"], sorted(each["code"] for each in found["findings"]))
-    check(case, found)
+    examination = examined(case, monkeypatch)
+    page.keep(case, examination["findings"])
+    print(case.name, examination["verdict"], sorted(finding["code"] for finding in examination["findings"]))
+    check(case, examination)
 
 
 def test_the_documentation_page_of_the_zoo_has_the_recorded_findings_and_they_are_expected() -> None:
-    known = page.said()
-    assert page.PAGE.read_text() == page.page(known)
-    assert {*known} <= {case.name for case in CASES}
-    assert [case.name for case in CASES if case.name in known and not case.fits(known[case.name]["codes"])] == []
+    kept = page.said()
+    assert page.PAGE.read_text() == page.page(kept)
+    assert {*kept} <= {case.name for case in CASES}
+    assert [case.name for case in CASES if case.name in kept and not case.fits(kept[case.name]["codes"])] == []
 
 
 def test_the_zoo_has_40_uniquely_named_cases_with_a_story_and_12_sound_factories() -> None:
