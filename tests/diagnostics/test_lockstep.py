@@ -26,48 +26,48 @@ def played(folder: Path, patience: float, *rounds: str, at_once: int = 1) -> Non
     )
 
 
-def check(folder: Path, each: str) -> float:
+def check(folder: Path, spec: str) -> float:
     """Compare what the ranks of a round reported with what happened; seconds from that to the last one's end.
 
     For what is seen at the limit, they are seconds beyond it.
     """
-    case, bad_, at, ranks, limit, how = each.split(",")
+    case, bad_, at, ranks, limit, how = spec.split(",")
     bad = int(bad_)
     pattern = CASES[case].format(bad=bad, step=at, before=int(at) - 1)
-    happened = float((folder / each / "happened").read_text())
-    codes = json.loads((folder / each / "codes.json").read_text())
+    happened = float((folder / spec / "happened").read_text())
+    codes = json.loads((folder / spec / "codes.json").read_text())
     last = happened
     for rank in range(int(ranks)):
         code, ended = codes[rank]
-        log = (folder / each / f"{rank}.log").read_text()[-6000:]
+        log = (folder / spec / f"{rank}.log").read_text()[-6000:]
         if rank == bad:
             expected = {"sys.exit": 3, **dict.fromkeys(HANGING, EXIT_CODE), **dict.fromkeys(ENDLESS, -9)}
-            assert code == expected.get(case, 0), f"{each}: {code}\n{log}"
+            assert code == expected.get(case, 0), f"{spec}: {code}\n{log}"
             last = max(last, 0.0 if case in ENDLESS else ended)
             continue
-        assert code in (0, EXIT_CODE), f"{each}, rank {rank}: {codes}\n{log}"
-        assert re.search(rf"rankfeed.Lockstep: {pattern}", log), f"{each}, rank {rank}:\n{log}"
+        assert code in (0, EXIT_CODE), f"{spec}, rank {rank}: {codes}\n{log}"
+        assert re.search(rf"rankfeed.Lockstep: {pattern}", log), f"{spec}, rank {rank}:\n{log}"
         last = max(last, ended)
         if code == EXIT_CODE:
             continue
-        raised = json.loads((folder / each / f"{rank}.json").read_text())
+        raised = json.loads((folder / spec / f"{rank}.json").read_text())
         if how == "bare":  # a collective that failed is shown as its cause
-            assert re.search(rf"errors\.LockstepError: {pattern}", log), f"{each}, rank {rank}: {raised}\n{log}"
+            assert re.search(rf"errors\.LockstepError: {pattern}", log), f"{spec}, rank {rank}: {raised}\n{log}"
         else:
-            assert raised["kind"] == "LockstepError", f"{each}, rank {rank}: {raised}"
-            assert re.match(pattern, raised["text"]), f"{each}, rank {rank}: {raised['text']}"
-            assert raised["rank"] == bad, each
+            assert raised["kind"] == "LockstepError", f"{spec}, rank {rank}: {raised}"
+            assert re.match(pattern, raised["text"]), f"{spec}, rank {rank}: {raised['text']}"
+            assert raised["rank"] == bad, spec
     return last - happened - (float(limit) if case in AT_LIMIT else 0.0)
 
 
-def quiet(folder: Path, each: str) -> list[float]:
+def quiet(folder: Path, spec: str) -> list[float]:
     """Hold that the ranks of a healthy round took all steps and said nothing; what a step cost on each."""
-    _, _, steps, ranks, _, _ = each.split(",")
-    found = [json.loads((folder / each / f"{rank}.json").read_text()) for rank in range(int(ranks))]
-    assert [(one["kind"], one.get("trained")) for one in found] == [("returned", int(steps))] * int(ranks), found
-    assert [code for code, _ in json.loads((folder / each / "codes.json").read_text())] == [0] * int(ranks)
-    assert [(folder / each / f"{rank}.log").read_text() for rank in range(int(ranks))] == [""] * int(ranks)
-    return [one.get("cost", 0.0) for one in found]
+    _, _, steps, ranks, _, _ = spec.split(",")
+    ends = [json.loads((folder / spec / f"{rank}.json").read_text()) for rank in range(int(ranks))]
+    assert [(one["kind"], one.get("trained")) for one in ends] == [("returned", int(steps))] * int(ranks), ends
+    assert [code for code, _ in json.loads((folder / spec / "codes.json").read_text())] == [0] * int(ranks)
+    assert [(folder / spec / f"{rank}.log").read_text() for rank in range(int(ranks))] == [""] * int(ranks)
+    return [one.get("cost", 0.0) for one in ends]
 
 
 @pytest.mark.timeout(600)
@@ -97,17 +97,17 @@ def test_lockstep_names_the_failed_rank_on_all_other_ranks_and_is_silent_in_a_he
         rounds = [rounds[1], rounds[2], rounds[3], rounds[-4]]
     well = "healthy,0,400,3,6,healthy"  # of three, since the last ends two seconds after the store
     played(tmp_path, 60, *rounds, well)  # one job for all, since starting it takes longer than a round
-    for each in rounds:
-        check(tmp_path, each)
+    for spec in rounds:
+        check(tmp_path, spec)
     quiet(tmp_path, well)
 
 
 @pytest.mark.slow
 def test_a_healthy_job_with_a_slow_store_ends_on_all_ranks_without_a_lockstep_message(tmp_path: Path) -> None:
     """Rank 0 keeps the store until the other ranks need it no longer."""
-    each = "healthy,0,3,2,6,slow store"
-    played(tmp_path, 60, each)
-    quiet(tmp_path, each)
+    spec = "healthy,0,3,2,6,slow store"
+    played(tmp_path, 60, spec)
+    quiet(tmp_path, spec)
 
 
 @pytest.mark.slow
@@ -118,8 +118,8 @@ def test_lockstep_is_silent_in_jobs_with_pauses_evaluation_or_pipelines_within_i
     kinds = list(HEALTHY) if thorough else ["common pauses", "long evaluation", "pipeline", "native pauses"]
     rounds = [f"healthy,0,8,{3 if how in ('pipeline', 'groups', 'messages') else 2},4,{how}" for how in kinds]
     played(tmp_path, 60, *rounds, at_once=4)  # they sleep most of the time
-    for each in rounds:
-        quiet(tmp_path, each)
+    for spec in rounds:
+        quiet(tmp_path, spec)
 
 
 @pytest.mark.timeout(600)
@@ -140,9 +140,9 @@ def test_the_cause_found_by_lockstep_is_in_the_log_when_torchrun_ends_a_failed_j
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_lockstep_is_silent_over_ten_thousand_healthy_steps_with_random_delays(tmp_path: Path) -> None:
-    each = "healthy,0,10000,3,6,healthy"
-    played(tmp_path, 900, each)
-    costs = quiet(tmp_path, each)
+    spec = "healthy,0,10000,3,6,healthy"
+    played(tmp_path, 900, spec)
+    costs = quiet(tmp_path, spec)
     print(f"\na step of the watch costs {max(costs) * 1e6:.2f} microseconds")
 
 

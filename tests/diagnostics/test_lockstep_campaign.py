@@ -41,18 +41,18 @@ def test_lockstep_raises_no_alarm_in_forty_random_healthy_jobs(piece: int, tmp_p
     chance = random.Random(f"{SEED} healthy {piece}")
     rounds = []
     others = [how for how in HEALTHY if how not in IN_PAUSE]
-    for number in range(40):
-        how = IN_PAUSE[(10 * piece + number) % len(IN_PAUSE)] if number < 10 else chance.choice(others)
+    for index in range(40):
+        how = IN_PAUSE[(10 * piece + index) % len(IN_PAUSE)] if index < 10 else chance.choice(others)
         ranks = chance.choice([3, 4] if how in ("groups", "messages", "pipeline") else [2, 3, 4])
-        rounds.append(f"healthy,{number},8,{ranks},{chance.choice([3, 3, 4])},{how}")
+        rounds.append(f"healthy,{index},8,{ranks},{chance.choice([3, 3, 4])},{how}")
     played(tmp_path, 120, *rounds, at_once=3)
     alarms = []
-    for each in rounds:
+    for spec in rounds:
         try:
-            quiet(tmp_path, each)
+            quiet(tmp_path, spec)
         except (AssertionError, OSError) as error:
-            logs = sorted((tmp_path / each).glob("*.log"))
-            alarms.append("\n".join([f"{each}: {error}", *(log.read_text()[-3000:] for log in logs)]))
+            logs = sorted((tmp_path / spec).glob("*.log"))
+            alarms.append("\n".join([f"{spec}: {error}", *(log.read_text()[-3000:] for log in logs)]))
     print(f"\nhealthy jobs {piece}: {len(rounds)} jobs, {len(alarms)} alarms; {scheduling(tmp_path, rounds)}")
     assert not alarms, "\n".join(alarms)
 
@@ -63,23 +63,23 @@ def test_lockstep_raises_no_alarm_in_forty_random_healthy_jobs(piece: int, tmp_p
 def test_lockstep_names_the_failed_rank_in_time_in_twenty_random_faulty_jobs(piece: int, tmp_path: Path) -> None:
     chance = random.Random(f"{SEED} faulty {piece}")
     rounds = []
-    for number in range(20 * piece, 20 * piece + 20):
-        case = list(CASES)[number % len(CASES)]
+    for index in range(20 * piece, 20 * piece + 20):
+        case = list(CASES)[index % len(CASES)]
         how = PLAYED.get(case) or chance.choice(["with", "with", "with", "bare"])
         # Of two ranks in different collectives, either may be the one at fault.
         ranks = 4 if how == "subgroups" else chance.choice([3, 4] if case == "gather" else [2, 3, 3, 4])
-        bad = 0 if number // len(CASES) % 3 == 0 else chance.randrange(ranks)
+        bad = 0 if index // len(CASES) % 3 == 0 else chance.randrange(ranks)
         rounds.append(f"{case},{bad},{chance.randrange(5, 36)},{ranks},{chance.choice([3, 4, 5])},{how}")
     played(tmp_path, 60, *rounds, at_once=3)
     wrong, late = [], []
-    for each in rounds:
+    for spec in rounds:
         try:
-            seconds = check(tmp_path, each)
+            seconds = check(tmp_path, spec)
         except (AssertionError, OSError) as error:
-            wrong.append(f"{each}: {error}")
+            wrong.append(f"{spec}: {error}")
             continue
-        print(f"\n{each}: {seconds:.1f} s; {scheduling(tmp_path, [each])}", end="")
-        late += [each] if seconds > LATEST else []
+        print(f"\n{spec}: {seconds:.1f} s; {scheduling(tmp_path, [spec])}", end="")
+        late += [spec] if seconds > LATEST else []
     print(f"\nfaulty jobs {piece}: {len(rounds)} jobs, {len(wrong)} wrong, {len(late)} later than {LATEST:.0f} s")
     assert not wrong, "\n".join(wrong)
     assert not late
@@ -87,6 +87,6 @@ def test_lockstep_names_the_failed_rank_in_time_in_twenty_random_faulty_jobs(pie
 
 def scheduling(folder: Path, rounds: Sequence[str]) -> str:
     """How late a sleeping process was scheduled during rounds."""
-    found = [json.loads((folder / each / "delays.json").read_text()) for each in rounds]
-    delays = [seconds for each in found for _, seconds in each]
+    records = [json.loads((folder / spec / "delays.json").read_text()) for spec in rounds]
+    delays = [seconds for record in records for _, seconds in record]
     return f"scheduled late by {sum(delays):.1f} s in all, {max(delays, default=0.0):.2f} s at once"

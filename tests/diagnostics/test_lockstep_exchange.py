@@ -38,14 +38,14 @@ class Job:
                 if rank not in gone:
                     facts = {"beat": int(self.now), **self.facts[rank]}
                     exchange.round(RankStatus(rank, "host", 100 + rank, rank, **facts), self.now)
-        return [each.judgement.cause.summary if each.judgement.cause else "" for each in self.exchanges]
+        return [member.judgement.cause.summary if member.judgement.cause else "" for member in self.exchanges]
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_all_ranks_read_the_same_cause_of_a_failure_from_the_store(kind: str, tmp_path: Path) -> None:
     job = Job(3, store=dist.HashStore() if kind == "memory" else dist.FileStore(str(tmp_path / "store"), 3))
     assert job.run(3) == ["", "", ""]
-    assert [{rank: peer.pid for rank, peer in each.peers.items()} for each in job.exchanges] == [
+    assert [{rank: peer.pid for rank, peer in exchange.peers.items()} for exchange in job.exchanges] == [
         {1: 101, 2: 102},
         {0: 100, 2: 102},
         {0: 100, 1: 101},
@@ -57,8 +57,8 @@ def test_all_ranks_read_the_same_cause_of_a_failure_from_the_store(kind: str, tm
 
 
 def test_a_rank_watches_rank_0_and_the_ranks_at_power_of_two_distances() -> None:
-    found = [Exchange(JobStore(dist.HashStore(), "loop/0"), 9, JobHistory(64, 9.0))._unknown for _ in range(1)]
-    assert found == [{0, 1, 5, 7, 8, 10, 11, 13, 17, 25, 41, 57}]  # some are on its host, if it takes every 8th
+    watched = [Exchange(JobStore(dist.HashStore(), "loop/0"), 9, JobHistory(64, 9.0))._unknown for _ in range(1)]
+    assert watched == [{0, 1, 5, 7, 8, 10, 11, 13, 17, 25, 41, 57}]  # some are on its host, if it takes every 8th
 
 
 @pytest.mark.parametrize("judge", [0, 1])
@@ -177,11 +177,11 @@ def test_flight_recorder_gives_the_collectives_of_each_group_and_rereads_only_af
             "process_group": ["0", "default_pg"],
             "pg_id": group,
             "profiling_name": name,
-            "collective_seq_id": number,
+            "collective_seq_id": sequence,
             "retired": name != "gloo:barrier",
             "state": "scheduled",
         }
-        for group, name, number in calls
+        for group, name, sequence in calls
     ]
     reads: list[bool] = []
 

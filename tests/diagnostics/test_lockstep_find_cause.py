@@ -18,24 +18,24 @@ def way(passes: int, steps: int, *, left: bool = False) -> list[Progress]:
     """All positions of a rank, from before its first step to the end."""
     positions = [Progress()]
     done = (0, 0)
-    for number in range(1, passes + 1):
-        positions.append(Progress(0, number, 0, "data", done=done))
+    for pass_number in range(1, passes + 1):
+        positions.append(Progress(0, pass_number, 0, "data", done=done))
         for step in range(1, steps + 1):
-            positions.append(Progress(0, number, step, "step", done=done))
-            positions.append(Progress(0, number, step, "data", done=done))
-        done = (number, steps)
-        positions.append(Progress(0, number, steps, "left" if left else "ended", done=done))
+            positions.append(Progress(0, pass_number, step, "step", done=done))
+            positions.append(Progress(0, pass_number, step, "data", done=done))
+        done = (pass_number, steps)
+        positions.append(Progress(0, pass_number, steps, "left" if left else "ended", done=done))
     positions.append(positions[-1]._replace(closed=True))
-    return [progress._replace(sequence=number) for number, progress in enumerate(positions)]
+    return [progress._replace(sequence=index) for index, progress in enumerate(positions)]
 
 
 def at(steps: int, state: State = "step", **facts: Any) -> Progress:
     return Progress(1, 1, steps, state, **facts)
 
 
-def rank(number: int, at: Progress, age: float = 0.0, **facts: Any) -> RankStatus:
+def rank(index: int, at: Progress, age: float = 0.0, **facts: Any) -> RankStatus:
     facts = {"age": age, **facts}
-    return RankStatus(number, f"host{number}", 100 + number, beat=1, progress=at, **facts)
+    return RankStatus(index, f"host{index}", 100 + index, beat=1, progress=at, **facts)
 
 
 def entered(**numbers: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def job(
     history = JobHistory(len(statuses), LIMIT, uneven)
     for beat in (1, 2) if confirmed else (2,):
         history.update([structs.replace(status, beat=beat * status.beat) for status in statuses], 0.0)
-    history.received |= {number: -seconds for number, seconds in (silent or {}).items()}
+    history.received |= {index: -seconds for index, seconds in (silent or {}).items()}
     return find_cause(history)
 
 
@@ -58,8 +58,8 @@ def failed(error: str, *, is_echo: bool = False) -> dict[str, Any]:
     return {"failure": LoopFailure(error, ["a"], is_echo)}
 
 
-def blamed(*statuses: RankStatus, **known: Any) -> tuple[int, str]:
-    cause = job(*statuses, **known)
+def blamed(*statuses: RankStatus, **options: Any) -> tuple[int, str]:
+    cause = job(*statuses, **options)
     assert cause is not None
     return cause.rank, cause.summary
 
@@ -74,24 +74,24 @@ def healthy(draw: st.DrawFn) -> tuple[list[RankStatus], dict[int, float]]:
     while furthest + 1 < len(positions) and positions[furthest].state != "step":
         furthest += 1
     statuses, silent = [], {}
-    for number in range(ranks):
-        true = slowest if number == 0 else draw(st.integers(slowest, furthest))
+    for index in range(ranks):
+        true = slowest if index == 0 else draw(st.integers(slowest, furthest))
         seen = draw(st.integers(0, true))
         steps = sum(progress.state == "step" for progress in positions[: seen + 1])
         inside = positions[seen].state == "step" and draw(st.booleans())
         numbers = {"all": max(steps - inside, 0)}  # it may not have entered that of this step
         age = draw(st.floats(0, LIMIT - 1))
         others = dict.fromkeys(range(ranks), "stopped")
-        statuses.append(rank(number, positions[seen], age, numbers=numbers, ages={"all": age}, peers=others))
-        silent[number] = draw(st.floats(0, SILENT - 0.1))
+        statuses.append(rank(index, positions[seen], age, numbers=numbers, ages={"all": age}, peers=others))
+        silent[index] = draw(st.floats(0, SILENT - 0.1))
     return statuses, silent
 
 
 @given(healthy(), st.booleans())
 def test_find_cause_finds_no_cause_in_a_healthy_job(
-    found: tuple[list[RankStatus], dict[int, float]], uneven: bool
+    observed: tuple[list[RankStatus], dict[int, float]], uneven: bool
 ) -> None:
-    statuses, silent = found
+    statuses, silent = observed
     assert job(*statuses, silent=silent, uneven=uneven) is None
 
 
@@ -100,7 +100,7 @@ def test_no_cause_is_found_if_all_ranks_are_equally_long_in_the_same_step(
     ranks: int, step: int, state: Literal["data", "step"], long: float
 ) -> None:
     for facts in ({}, {"numbers": {"all": 7}}, {"numbers": {"all": 7}, "ages": {"all": long}}):
-        assert job(*(rank(number, at(step, state), long, **facts) for number in range(ranks))) is None
+        assert job(*(rank(index, at(step, state), long, **facts) for index in range(ranks))) is None
 
 
 def test_the_wait_of_the_first_rank_to_end_a_common_pause_counts_from_the_end_of_the_pause() -> None:
@@ -127,8 +127,8 @@ def test_the_rank_that_has_not_entered_the_collective_of_the_others_is_blamed(st
     late = rank(
         2, at(5, state, done=(1, 5) if state in ("left", "ended") else (0, 0)), **entered(all=5), stack=["a"]
     )
-    number, summary = blamed(rank(0, at(5), **entered(all=6)), rank(1, at(5), **entered(all=6)), late)
-    assert (number, summary[: len(text)]) == (2, text)
+    culprit, summary = blamed(rank(0, at(5), **entered(all=6)), rank(1, at(5), **entered(all=6)), late)
+    assert (culprit, summary[: len(text)]) == (2, text)
     assert summary.endswith("for 200 s, and rank 0 has waited for 200 s, in step 5 of pass 1")
 
 
@@ -147,8 +147,8 @@ def test_two_ranks_that_wait_for_each_other_in_two_process_groups_are_reported()
 
 def recorded(number: int, last: int, *kinds: str, inside: bool = True) -> dict[str, Any]:
     """A rank without progress whose collectives torch has recorded, up to the last one; others count calls too."""
-    known = dict(enumerate(kinds, last + 1 - len(kinds)))
-    return {**entered(all=number), "calls": {"all": GroupCalls(last, inside * last, known)}}
+    calls = dict(enumerate(kinds, last + 1 - len(kinds)))
+    return {**entered(all=number), "calls": {"all": GroupCalls(last, inside * last, calls)}}
 
 
 def test_counts_of_point_to_point_calls_are_not_compared_between_ranks() -> None:
@@ -202,8 +202,8 @@ def test_without_collectives_the_rank_at_an_earlier_step_is_blamed(numbers: dict
 
 def test_a_silent_rank_is_blamed_with_the_step_where_it_was_last_seen() -> None:
     waits = rank(0, at(5), **entered(all=6), peers={1: "stopped"})
-    number, summary = blamed(waits, rank(1, at(5), numbers={"all": 5}), silent={1: LIMIT})
-    assert number == 1
+    culprit, summary = blamed(waits, rank(1, at(5), numbers={"all": 5}), silent={1: LIMIT})
+    assert culprit == 1
     assert (
         "published nothing for 100 s: its process is stopped (SIGSTOP, or a debugger); it was last seen in step 5"
     )
@@ -220,8 +220,8 @@ def test_a_silent_rank_is_blamed_with_the_step_where_it_was_last_seen() -> None:
 def test_a_rank_that_does_not_reach_its_first_step_within_the_limit_is_blamed() -> None:
     here = rank(0, at(1), **entered(all=6))
     for uneven in (False, True):
-        number, summary = blamed(here, RankStatus(1), silent={1: LIMIT}, uneven=uneven)
-        assert number == 1
+        culprit, summary = blamed(here, RankStatus(1), silent={1: LIMIT}, uneven=uneven)
+        assert culprit == 1
         assert "rank 1 has not reached its first step" in summary
 
 
@@ -231,14 +231,14 @@ def test_a_rank_that_runs_out_of_data_before_the_others_is_blamed_unless_uneven(
 ) -> None:
     steps = data.draw(st.lists(st.integers(0, 5), min_size=ranks, max_size=ranks))
     statuses = [
-        rank(number, at(count, "ended", done=(1, count), closed=data.draw(st.booleans())))
-        for number, count in enumerate(steps)
+        rank(index, at(count, "ended", done=(1, count), closed=data.draw(st.booleans())))
+        for index, count in enumerate(steps)
     ]
     if len(set(steps)) == 1:
         assert job(*statuses) is None
     else:
-        number, summary = blamed(*statuses)
-        assert steps[number] == min(steps)
+        culprit, summary = blamed(*statuses)
+        assert steps[culprit] == min(steps)
         assert f"ran out of data after {min(steps)} steps of pass 1" in summary
         assert f"has begun step {max(steps)}" in summary
     assert job(*statuses, uneven=True) is None
@@ -246,8 +246,8 @@ def test_a_rank_that_runs_out_of_data_before_the_others_is_blamed_unless_uneven(
 
 def test_an_error_is_blamed_instead_of_the_failed_collective_that_it_causes_on_another_rank() -> None:
     echo = rank(0, at(4), 90.0, **failed("RuntimeError: gloo", is_echo=True))
-    number, summary = blamed(echo, rank(1, at(4, "left"), **failed("ValueError: label")))
-    assert (number, summary) == (
+    culprit, summary = blamed(echo, rank(1, at(4, "left"), **failed("ValueError: label")))
+    assert (culprit, summary) == (
         1,
         "rank 1 (host host1, process 101) failed in step 4 of pass 1: ValueError: label",
     )
@@ -269,8 +269,8 @@ def test_a_rank_with_a_failed_collective_is_blamed_only_if_no_other_cause_appear
     assert blamed(late, rank(1, left), rank(2, left, SETTLE))[0] == 2  # rank 1 is about to publish an error
     assert blamed(late, rank(1, left._replace(closed=True)), silent={1: SETTLE})[0] == 1  # it has ended
     assert blamed(late, inside, silent={1: SILENT})[0] == 1
-    number, summary = blamed(late, inside)
-    assert number == 0
+    culprit, summary = blamed(late, inside)
+    assert culprit == 0
     assert "no rank is known to be the cause" in summary
 
 
@@ -295,7 +295,7 @@ def test_a_rank_is_blocked_by_one_that_has_not_entered_its_collective() -> None:
 
 
 def test_find_cause_blames_the_one_late_rank_of_a_thousand() -> None:
-    statuses = [rank(number, at(7), **entered(all=9)) for number in range(1000)]
+    statuses = [rank(index, at(7), **entered(all=9)) for index in range(1000)]
     assert job(*statuses) is None
     statuses[612] = rank(612, at(7), **entered(all=8))
     assert blamed(*statuses)[0] == 612

@@ -90,9 +90,9 @@ def test_an_excepthook_that_chains_to_the_lockstep_hook_is_called_once(monkeypat
     rank_monitor._monitor_process(Monitor())  # type: ignore[arg-type]
     ours = sys.excepthook
 
-    def chained(*what: Any) -> None:
+    def chained(*failure: Any) -> None:
         calls.append("chained")
-        ours(*what)
+        ours(*failure)
 
     monkeypatch.setattr(sys, "excepthook", chained)
     rank_monitor._monitor_process(Monitor())  # type: ignore[arg-type]

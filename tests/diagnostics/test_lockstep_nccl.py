@@ -37,7 +37,7 @@ def test_under_nccl_lockstep_names_the_failed_rank_on_all_other_ranks_in_time(tm
         "sleep,1,6,2,4,bare",
     ]
     played(tmp_path, 60, *rounds, at_once=4)
-    late = {each: seconds for each in rounds if (seconds := check(tmp_path, each)) > LATEST}
+    late = {spec: seconds for spec in rounds if (seconds := check(tmp_path, spec)) > LATEST}
     assert not late
 
 
@@ -53,5 +53,5 @@ def test_under_nccl_lockstep_is_silent_in_healthy_jobs(tmp_path: Path) -> None:
         "healthy,7,8,2,3,early end",
     ]
     played(tmp_path, 120, *rounds, at_once=4)
-    for each in rounds:
-        quiet(tmp_path, each)
+    for spec in rounds:
+        quiet(tmp_path, spec)

@@ -120,8 +120,8 @@ def train(lockstep: Any, model: Any, case: str, at: int, pair: Any = None, evalu
             if case == "os._exit":
                 os._exit(0)
         if step == at and evaluate:
-            for number in range(4):
-                if case == "evaluation" and number == 2:
+            for index in range(4):
+                if case == "evaluation" and index == 2:
                     happened(case)
                     time.sleep(3600)
                 dist.all_reduce(torch.ones(1))
@@ -148,7 +148,7 @@ def hold_gil(seconds: int) -> None:
 def barrier(rank: int, ranks: int, step: int) -> None:
     """Ranks that wait for each other without torch."""
     Path(f"{rank}.{step}").touch()
-    while not all(Path(f"{each}.{step}").exists() for each in range(ranks)):
+    while not all(Path(f"{peer}.{step}").exists() for peer in range(ranks)):
         time.sleep(0.01)
 
 
@@ -457,7 +457,7 @@ def play(folder: Path, case: str, bad: int, at: int, ranks: int, limit: float, h
         job.join()
     codes = [(job.exitcode, ended.get(rank, time.monotonic())) for rank, job in enumerate(jobs)]
     Path("codes.json").write_text(json.dumps(codes))
-    Path("delays.json").write_text(json.dumps([each for each in delays if each[1] > 0.01]))
+    Path("delays.json").write_text(json.dumps([delay for delay in delays if delay[1] > 0.01]))
 
 
 def launched(folder: Path, case: str, at: int, limit: float) -> None:
@@ -476,10 +476,10 @@ elif __name__ == "__main__":
     top, at_once, patience, *rounds = sys.argv[1:]
 
     def play_some(rounds: list[str]) -> None:
-        for each in rounds:
-            case, bad, at, ranks, limit, how = each.split(",")
+        for spec in rounds:
+            case, bad, at, ranks, limit, how = spec.split(",")
             play(
-                Path(top, each).absolute(), case, int(bad), int(at), int(ranks), float(limit), how, float(patience)
+                Path(top, spec).absolute(), case, int(bad), int(at), int(ranks), float(limit), how, float(patience)
             )
 
     players = [
