@@ -73,8 +73,8 @@ def test_the_doctor_gives_each_example_loader_its_expected_verdict(
     monkeypatch.setattr(gc, "freeze", lambda: None)
     workers = 2 if name == "dropping_workers" else 0
     job = Job("2 ranks", f"{FILE}:{name}", ranks=2, workers=workers, start_method="fork", epochs=2)
-    controls = [replace(job, name=f"control {number}", ranks=1, workers=0) for number in (1, 2)]
-    logs = [run_here(each, monkeypatch) for each in (job, *controls)]
+    controls = [replace(job, name=f"control {index}", ranks=1, workers=0) for index in (1, 2)]
+    logs = [run_here(run, monkeypatch) for run in (job, *controls)]
     findings = diagnose(logs[:1], logs[1:], cpus=4, universe=judged.SAMPLES)
     assert verdict_of(findings) == VERDICTS[name], findings
 

@@ -88,7 +88,7 @@ def examined(fields: Fields, deal: Deal, epochs: int) -> Sequence[Finding]:
     built = Built(seconds=0, samples=size, cuts_one_dataset=True)
     options: dict[str, Any] = {"built": built, "shape": shape}
     jobs = [job(epochs=epochs), job(ranks=3, workers=0, epochs=min(2, epochs))]
-    runs = [log(each, deal, number=number, **options) for number, each in enumerate(jobs)]
+    runs = [log(run, deal, number=index, **options) for index, run in enumerate(jobs)]
     controls = alone(deal, **options)
     for control in controls:
         control.ranks[0].epochs = control.ranks[0].epochs[:epochs]
@@ -101,8 +101,8 @@ def examined(fields: Fields, deal: Deal, epochs: int) -> Sequence[Finding]:
 def test_random_augmentation_is_not_diagnosed_as_datasets_that_differ_between_ranks(
     name: str, deal: Deal, epochs: int
 ) -> None:
-    found = examined(SOUND[name], deal, epochs)
-    assert codes(found, notes=False) == [], "\n".join(map(str, found))
+    findings = examined(SOUND[name], deal, epochs)
+    assert codes(findings, notes=False) == [], "\n".join(map(str, findings))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -115,9 +115,9 @@ def test_an_index_that_means_another_sample_on_each_rank_is_diagnosed_as_an_erro
         assert codes(examined(fields, deal, 3))[0] == ("differs-between-ranks", "error")
     if "augmented" not in name:
         for deal in (sound, padded, in_order):
-            found = codes(examined(fields, deal, 1), notes=False)
-            assert found
-            assert found[0][1] == "error"
+            findings = codes(examined(fields, deal, 1), notes=False)
+            assert findings
+            assert findings[0][1] == "error"
 
 
 def test_content_that_depends_on_the_rank_is_unproven_unless_labels_identify_samples() -> None:
@@ -150,8 +150,8 @@ def test_padding_to_the_longest_text_of_a_batch_neither_hides_nor_fakes_datasets
         return Step(rows=len(samples), indices=[*samples], fields={"x": rows}, ends={"x": ends}, worker=worker)
 
     options: dict[str, Any] = {"built": Built(seconds=0, samples=SAMPLES, cuts_one_dataset=True), "shape": shape}
-    found = diagnose([log(job(), deal, **options)], alone(deal, **options), cpus=4)
-    assert (codes(found)[:1] == [("differs-between-ranks", "error")]) is (seed != "same")
+    findings = diagnose([log(job(), deal, **options)], alone(deal, **options), cpus=4)
+    assert (codes(findings)[:1] == [("differs-between-ranks", "error")]) is (seed != "same")
 
 
 @pytest.mark.parametrize("deal", [padded, in_order])
@@ -164,8 +164,8 @@ def test_a_dataset_shuffled_before_each_epoch_is_sound_only_if_all_ranks_share_t
     def fields(index: int, at: Place) -> dict[str, object]:
         return {"x": shuffled(at[2] if same else at[1:3], 95)[index]}
 
-    found = codes(examined(fields, deal, 3), notes=False)
-    assert {severity for _, severity in found} == (set() if same else {"error"})
+    findings = codes(examined(fields, deal, 3), notes=False)
+    assert {severity for _, severity in findings} == (set() if same else {"error"})
 
 
 def test_subsets_that_differ_between_ranks_are_an_error_even_if_content_is_random() -> None:
@@ -173,13 +173,13 @@ def test_subsets_that_differ_between_ranks_are_an_error_even_if_content_is_rando
         return Built(seconds=0, samples=SAMPLES, subset=f"digest {rank}", cuts_one_dataset=True)
 
     def augmented(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
-        return Step(rows=len(samples), indices=[*samples], fields={"x": [number(each, place) for each in samples]})
+        return Step(rows=len(samples), indices=[*samples], fields={"x": [number(key, place) for key in samples]})
 
     run = log(job(epochs=1), sound, shape=augmented)
     for rank in run.ranks:
         rank.built = subset(rank.rank)
-    found = diagnose([run], alone(sound, shape=augmented, built=subset(0)), cpus=4)
-    assert ("differs-between-ranks", "error") in codes(found)
+    findings = diagnose([run], alone(sound, shape=augmented, built=subset(0)), cpus=4)
+    assert ("differs-between-ranks", "error") in codes(findings)
     for rank in run.ranks:
         rank.built = subset(0)
     assert codes(diagnose([run], alone(sound, shape=augmented, built=subset(0)), cpus=4), notes=False) == []

@@ -57,7 +57,7 @@ def by_index(samples: list[int], worker: int | None, place: tuple[int, int, int]
 
 
 def by_content(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
-    return Step(rows=len(samples), fields={"x": [7 * each for each in samples]}, waited=0.01, worker=worker)
+    return Step(rows=len(samples), fields={"x": [7 * sample for sample in samples]}, waited=0.01, worker=worker)
 
 
 def log(
@@ -70,7 +70,7 @@ def log(
 ) -> RunLog:
     ranks = []
     for rank in range(this.ranks):
-        each = RankLog(rank)
+        rank_log = RankLog(rank)
         lines: list[Record] = [built or Built(seconds=0.1)]
         for epoch in range(this.epochs):
             lines.append(Event("epoch", epoch))
@@ -80,27 +80,27 @@ def log(
                 lines.append(Event("state", state_after))
             lines.append(Event("whole"))
         for line in (*lines, Event("done")):
-            each.add(line)
-        ranks.append(each)
+            rank_log.add(line)
+        ranks.append(rank_log)
     return RunLog(this, ranks)
 
 
 def alone(deal: Deal, **options: Any) -> list[RunLog]:
-    return [log(job(ranks=1, workers=0), deal, **options, number=number) for number in (8, 9)]
+    return [log(job(ranks=1, workers=0), deal, **options, number=index) for index in (8, 9)]
 
 
 def findings(
     deal: Deal, *, allow: Sequence[str] = (), controlled_by: Deal | None = None, **options: Any
 ) -> list[Finding]:
     runs = [job(), job(start_method="spawn", epochs=2), job(ranks=3, workers=0, epochs=2)]
-    logs = [log(each, deal, **options, number=number) for number, each in enumerate(runs)]
+    logs = [log(run, deal, **options, number=index) for index, run in enumerate(runs)]
     return [*diagnose(logs, alone(controlled_by or deal, **options), cpus=4, allow=allow)]
 
 
-def codes(found: Sequence[Finding], *, notes: bool = True) -> list[tuple[str, str]]:
+def codes(diagnosis: Sequence[Finding], *, notes: bool = True) -> list[tuple[str, str]]:
     return [
         (finding.code, finding.severity)
-        for finding in found
+        for finding in diagnosis
         if notes or finding.severity not in ("note", "warning")
     ]
 
@@ -118,17 +118,17 @@ def shuffled(seed: object, samples: int = SAMPLES) -> list[int]:
 def batched(ids: Sequence[int], workers: int, size: int = 4) -> list[tuple[list[int], int | None]]:
     """As a map-style dataset is read: workers take batches in turn."""
     batches = [list(ids[start : start + size]) for start in range(0, len(ids), size)]
-    return [(batch, number % workers if workers else None) for number, batch in enumerate(batches)]
+    return [(batch, index % workers if workers else None) for index, batch in enumerate(batches)]
 
 
 def streamed(parts: Sequence[Sequence[int]], size: int = 4) -> list[tuple[list[int], int | None]]:
     """As an iterable dataset is read: each worker has its own batches."""
     rows = [batched(part, 0, size) for part in parts]
     return [
-        (row[number][0], worker)
-        for number in range(max(map(len, rows)))
+        (row[index][0], worker)
+        for index in range(max(map(len, rows)))
         for worker, row in enumerate(rows)
-        if number < len(row)
+        if index < len(row)
     ]
 
 
@@ -179,7 +179,7 @@ def same_half(rank: int, epoch: int, ranks: int, workers: int) -> Any:
 
 
 def never(rank: int, epoch: int, ranks: int, workers: int) -> Any:
-    ids = [each for each in shuffled(epoch) if ranks == 1 or each % 4]
+    ids = [sample for sample in shuffled(epoch) if ranks == 1 or sample % 4]
     return batched(ids[rank::ranks], workers)
 
 
@@ -211,7 +211,7 @@ def test_faulty_sharding_is_diagnosed_by_ids_and_by_content(name: str, shape: Sh
 
 def test_recorded_indices_reveal_unsharded_ranks_that_random_augmentation_hides() -> None:
     def augmented(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
-        fields = {"x": [hash((each, place)) & (1 << 60) - 1 for each in samples]}
+        fields = {"x": [hash((sample, place)) & (1 << 60) - 1 for sample in samples]}
         return Step(rows=len(samples), indices=[*samples], fields=fields, worker=worker)
 
     built = Built(seconds=0, samples=SAMPLES)
@@ -231,14 +231,14 @@ def test_a_sound_loader_has_no_errors_for_any_number_of_ranks_workers_and_steps(
         return batched(shuffled(epoch, total)[rank::ranks], workers, size)
 
     total = ranks * steps * size
-    found = diagnose([log(job(ranks=ranks, workers=workers), deal)], alone(deal), cpus=99)
-    assert codes(found, notes=False) == []
+    diagnosis = diagnose([log(job(ranks=ranks, workers=workers), deal)], alone(deal), cpus=99)
+    assert codes(diagnosis, notes=False) == []
 
 
 def noisy(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
     fields = {
-        "x": [hash((each, place)) & (1 << 60) - 1 for each in samples],
-        "label": [each % 5 for each in samples],
+        "x": [hash((sample, place)) & (1 << 60) - 1 for sample in samples],
+        "label": [sample % 5 for sample in samples],
     }
     return Step(rows=len(samples), fields=fields, worker=worker)
 
@@ -255,7 +255,7 @@ def test_fields_that_count_steps_or_positions_are_not_used_to_identify_samples()
 
     def numbered(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         start = counted[place] = counted.get(place, -len(samples)) + len(samples)
-        fields = {"x": [7 * each for each in samples], "position": [*range(start, start + len(samples))]}
+        fields = {"x": [7 * sample for sample in samples], "position": [*range(start, start + len(samples))]}
         fields["step"] = [start // 4] * len(samples)
         return Step(rows=len(samples), fields=fields, worker=worker)
 
@@ -270,8 +270,8 @@ def random_content(samples: list[int], worker: int | None, place: tuple[int, int
 
 def seeded_content(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
     """Random, but the same on all ranks of a run."""
-    number, _, epoch = place
-    return Step(rows=len(samples), fields={"x": [hash((each, number, epoch)) for each in samples]}, worker=worker)
+    run, _, epoch = place
+    return Step(rows=len(samples), fields={"x": [hash((sample, run, epoch)) for sample in samples]}, worker=worker)
 
 
 def test_a_loader_with_fully_random_content_is_not_proven_whether_sharded_or_not() -> None:
@@ -290,7 +290,7 @@ def test_packed_tokens_that_are_masked_at_random_are_not_proven() -> None:
 def test_ranks_with_identical_batches_are_unsharded_even_if_content_differs_between_runs() -> None:
     def masked(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         step = seeded_content(samples, worker, place)
-        return replace(step, fields={"x": [each & (1 << 60) - 1 for each in step.fields["x"]]})
+        return replace(step, fields={"x": [digest & (1 << 60) - 1 for digest in step.fields["x"]]})
 
     assert severe(everything, shape=masked) == [("not-sharded-by-rank", "error")]
     assert severe(everything, shape=masked, allow=["shared"]) == [("not-counted", "unproven")]
@@ -301,14 +301,10 @@ def test_padding_to_the_longest_row_of_a_batch_does_not_change_how_samples_are_i
     """Rows that end in the padding element, 5, where their batch has a longer one."""
 
     def to_the_longest(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
-        pads = [max(samples) - each for each in samples]
-        fields = {"x": [1000 * each + pad for each, pad in zip(samples, pads, strict=True)]}
-        ends = {
-            "x": [(5 if pad else 900 + each, each, max(pad, 1)) for each, pad in zip(samples, pads, strict=True)]
-        }
-        fields["x"] = [
-            each if not pad else 10**6 * (each + 1) + pad for each, pad in zip(samples, pads, strict=True)
-        ]
+        pads = [max(samples) - row for row in samples]
+        fields = {"x": [1000 * row + pad for row, pad in zip(samples, pads, strict=True)]}
+        ends = {"x": [(5 if pad else 900 + row, row, max(pad, 1)) for row, pad in zip(samples, pads, strict=True)]}
+        fields["x"] = [row if not pad else 10**6 * (row + 1) + pad for row, pad in zip(samples, pads, strict=True)]
         return Step(rows=len(samples), fields=fields, ends=ends, worker=worker)
 
     assert severe(sound, shape=to_the_longest) == []
@@ -338,8 +334,8 @@ def test_samples_that_no_rank_ever_draws_with_replacement_are_reported_missing()
 
     built = Built(seconds=0, samples=SAMPLES, traits=LoaderTraits(replaces=True))
     for shape in (by_id, by_index):
-        found = severe(from_the_first, shape=shape, built=built, allow=["replacement"])
-        assert found == [("missing-samples", "error")]
+        diagnosis = severe(from_the_first, shape=shape, built=built, allow=["replacement"])
+        assert diagnosis == [("missing-samples", "error")]
 
 
 def test_a_control_that_reads_only_part_of_its_dataset_is_unproven_or_a_note() -> None:
@@ -349,12 +345,12 @@ def test_a_control_that_reads_only_part_of_its_dataset_is_unproven_or_a_note() -
         return batched(shuffled(epoch)[24:][rank::ranks], workers)
 
     def split(rank: int, epoch: int, ranks: int, workers: int) -> Any:
-        return batched([each for each in shuffled(epoch) if each % 4][rank::ranks], workers)
+        return batched([sample for sample in shuffled(epoch) if sample % 4][rank::ranks], workers)
 
     built = Built(seconds=0, samples=SAMPLES)
-    found = findings(offset, shape=by_index, built=built)
-    assert codes(found) == [("partial-epochs", "unproven")]
-    assert found[0].evidence[0].endswith("72, 72, 72 of the 96 samples of its dataset")
+    diagnosis = findings(offset, shape=by_index, built=built)
+    assert codes(diagnosis) == [("partial-epochs", "unproven")]
+    assert diagnosis[0].evidence[0].endswith("72, 72, 72 of the 96 samples of its dataset")
     assert codes(findings(offset, shape=by_index, built=built, allow=["partial"])) == [("partial-epochs", "note")]
     assert codes(findings(split, shape=by_index, built=built)) == [("partial-epochs", "note")]
     assert codes(findings(sound, shape=by_index, built=built)) == []
@@ -396,7 +392,7 @@ def test_allow_shared_permits_ranks_but_not_workers_to_read_the_same_samples() -
 
 def test_samples_with_equal_content_in_the_dataset_are_not_reported_as_repeats() -> None:
     def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
-        return batched([each // 2 for each in shuffled(epoch)][rank::ranks], workers)
+        return batched([sample // 2 for sample in shuffled(epoch)][rank::ranks], workers)
 
     assert severe(deal, shape=by_content) == []
 
@@ -405,8 +401,8 @@ def test_a_declared_universe_replaces_the_control_and_reveals_what_the_control_m
     def half(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         return batched(shuffled(epoch, SAMPLES // 2)[rank::ranks], workers)
 
-    found = diagnose([log(job(), half)], alone(half), cpus=4, universe=SAMPLES)
-    assert codes(found, notes=False) == [("sharded-twice", "error")]
+    diagnosis = diagnose([log(job(), half)], alone(half), cpus=4, universe=SAMPLES)
+    assert codes(diagnosis, notes=False) == [("sharded-twice", "error")]
     assert codes(diagnose([log(job(), sound)], [], cpus=4, universe=SAMPLES), notes=False) == []
 
 
@@ -414,18 +410,18 @@ def test_with_a_universe_repeats_of_the_same_samples_are_an_error_and_random_dra
     """Indices that all read one item are an error; random draws, which differ by epoch, are unproven."""
 
     def doubled(rank: int, epoch: int, ranks: int, workers: int) -> Any:
-        return batched([max(each, 24) for each in shuffled(epoch)][rank::ranks], workers)
+        return batched([max(sample, 24) for sample in shuffled(epoch)][rank::ranks], workers)
 
-    found = diagnose([log(job(), doubled)], alone(doubled), cpus=4, universe=SAMPLES)
-    assert "error" in {severity for _, severity in codes(found)}
+    diagnosis = diagnose([log(job(), doubled)], alone(doubled), cpus=4, universe=SAMPLES)
+    assert "error" in {severity for _, severity in codes(diagnosis)}
     assert codes(diagnose([log(job(), doubled)], alone(doubled), cpus=4), notes=False) == []
 
     def drawn(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         draws = random.Random(epoch).choices(range(SAMPLES), k=SAMPLES)
         return batched(draws[rank::ranks], workers)
 
-    found = diagnose([log(job(), drawn)], alone(drawn), cpus=4, universe=SAMPLES)
-    assert codes(found, notes=False) == [("drawn-with-replacement", "unproven")]
+    diagnosis = diagnose([log(job(), drawn)], alone(drawn), cpus=4, universe=SAMPLES)
+    assert codes(diagnosis, notes=False) == [("drawn-with-replacement", "unproven")]
 
 
 def test_labels_paired_with_other_samples_are_found_if_each_rank_has_its_own_dataset() -> None:
@@ -433,8 +429,8 @@ def test_labels_paired_with_other_samples_are_found_if_each_rank_has_its_own_dat
 
     def examined(rolled: int) -> list[tuple[str, str]]:
         def shares(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
-            labels = [(each + rolled * (place[0] < 8)) % SAMPLES // 30 for each in samples]
-            indices = [each // 2 for each in samples] if place[0] < 8 else [*samples]
+            labels = [(sample + rolled * (place[0] < 8)) % SAMPLES // 30 for sample in samples]
+            indices = [sample // 2 for sample in samples] if place[0] < 8 else [*samples]
             return Step(rows=len(samples), indices=indices, fields={"x": samples, "y": labels}, worker=worker)
 
         return codes(diagnose([log(job(), sound, shape=shares)], alone(sound, shape=shares), cpus=4), notes=False)
@@ -445,7 +441,7 @@ def test_labels_paired_with_other_samples_are_found_if_each_rank_has_its_own_dat
 
 def test_samples_dropped_by_collate_are_missing_and_samples_packed_into_one_row_are_not() -> None:
     def filtering(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
-        kept = [each for each in samples if each % 10]
+        kept = [sample for sample in samples if sample % 10]
         return Step(rows=len(kept), indices=[*samples], dropped=len(samples) - len(kept), worker=worker)
 
     def packing(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
@@ -460,13 +456,13 @@ def test_a_split_that_differs_between_ranks_is_an_error() -> None:
     """random_split without a generator: each process has its own split."""
 
     def split(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
-        number, rank, _ = place
-        order = shuffled(f"split {number} {rank}", SAMPLES + 20)
-        return Step(rows=len(samples), indices=[*samples], fields={"x": [order[each] for each in samples]})
+        run, rank, _ = place
+        order = shuffled(f"split {run} {rank}", SAMPLES + 20)
+        return Step(rows=len(samples), indices=[*samples], fields={"x": [order[sample] for sample in samples]})
 
     built = Built(seconds=0, samples=SAMPLES, cuts_one_dataset=True)
-    found = severe(sound, shape=split, built=built)
-    assert found[0] == ("differs-between-ranks", "error")
+    diagnosis = severe(sound, shape=split, built=built)
+    assert diagnosis[0] == ("differs-between-ranks", "error")
 
 
 def test_an_index_that_means_other_data_in_each_worker_is_reported_and_augmentation_is_not() -> None:
@@ -475,11 +471,11 @@ def test_an_index_that_means_other_data_in_each_worker_is_reported_and_augmentat
     def cut_in_workers(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         parts = 1 if worker is None else 2
         held = [*range(worker or 0, SAMPLES, parts)]
-        values = [7 * held[each % len(held)] for each in samples]
+        values = [7 * held[sample % len(held)] for sample in samples]
         return Step(rows=len(samples), indices=[*samples], fields={"x": values}, worker=worker)
 
     def augmented(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
-        values = [hash((each, worker, place)) for each in samples]
+        values = [hash((sample, worker, place)) for sample in samples]
         return Step(rows=len(samples), indices=[*samples], fields={"x": values}, worker=worker)
 
     built = Built(seconds=0, samples=SAMPLES)
@@ -490,11 +486,11 @@ def test_an_index_that_means_other_data_in_each_worker_is_reported_and_augmentat
 def test_local_indices_into_the_files_of_each_rank_do_not_identify_samples() -> None:
     def own(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         local = [*range(len(samples))]
-        return Step(rows=len(samples), indices=local, fields={"x": [7 * each for each in samples]}, worker=worker)
+        return Step(rows=len(samples), indices=local, fields={"x": [7 * key for key in samples]}, worker=worker)
 
     logs = [log(job(), sound, shape=own, built=Built(seconds=0, samples=SAMPLES // 2))]
-    found = diagnose(logs, alone(sound, shape=own, built=Built(seconds=0, samples=SAMPLES)), cpus=4)
-    assert codes(found, notes=False) == []
+    diagnosis = diagnose(logs, alone(sound, shape=own, built=Built(seconds=0, samples=SAMPLES)), cpus=4)
+    assert codes(diagnosis, notes=False) == []
 
 
 @pytest.mark.parametrize(
@@ -514,8 +510,8 @@ def test_len_of_a_loader_is_an_error_unless_close_to_the_steps_of_one_rank_or_of
     length: int, severities: list[str]
 ) -> None:
     logs = [log(job(), sound, Built(seconds=0, length=length))]
-    found = codes(diagnose(logs, alone(sound), cpus=4))
-    assert [severity for code, severity in found if code == "wrong-length"] == severities
+    diagnosis = codes(diagnose(logs, alone(sound), cpus=4))
+    assert [severity for code, severity in diagnosis if code == "wrong-length"] == severities
 
 
 @pytest.mark.parametrize(("length", "wrong"), [(12, False), (13, True), (11, True), (24, True)])
@@ -539,24 +535,24 @@ def test_an_unshuffled_order_may_repeat_in_each_epoch_without_a_warning(workers:
         parts = max(1, workers)
         return streamed([mine[len(mine) * part // parts :][: len(mine) // parts] for part in range(parts)])
 
-    found = diagnose([log(job(workers=workers), deal)], alone(deal), cpus=4)
-    assert [code for code, severity in codes(found) if severity != "note"] == []
+    diagnosis = diagnose([log(job(workers=workers), deal)], alone(deal), cpus=4)
+    assert [code for code, severity in codes(diagnosis) if severity != "note"] == []
 
 
 @pytest.mark.parametrize(("ahead", "code"), [(0, None), (-1, "resume-repeats"), (1, "resume-skips")])
 def test_a_resumed_run_that_repeats_or_skips_a_batch_is_an_error(ahead: int, code: str | None) -> None:
     whole = log(job(), sound, state_after=3)
     after = log(job(epochs=1, resume="here"), lambda *of: sound(*of)[3 + ahead :])
-    found = codes(diagnose([whole], alone(sound), 4, [after]))
-    assert found == ([] if code is None else [(code, "error")])
+    diagnosis = codes(diagnose([whole], alone(sound), 4, [after]))
+    assert diagnosis == ([] if code is None else [(code, "error")])
 
 
 def test_a_resume_offset_that_also_skips_batches_of_the_next_epoch_is_an_error() -> None:
     whole = log(job(), sound, state_after=3)
     after = log(job(epochs=2, resume="here"), lambda *of: sound(*of)[3:])
-    found = diagnose([whole], alone(sound), 4, [after])
-    assert codes(found) == [("resume-skips", "error")]
-    assert found[0].evidence[0].startswith("epoch 1 after a state of epoch 0")
+    diagnosis = diagnose([whole], alone(sound), 4, [after])
+    assert codes(diagnosis) == [("resume-skips", "error")]
+    assert diagnosis[0].evidence[0].startswith("epoch 1 after a state of epoch 0")
     sane = log(job(epochs=2, resume="here"), lambda rank, epoch, *of: sound(rank, epoch, *of)[0 if epoch else 3 :])
     assert diagnose([whole], alone(sound), 4, [sane]) == ()
 
@@ -579,8 +575,8 @@ def test_equal_random_streams_of_workers_are_an_error_with_indices_and_otherwise
         step = by_index(samples, worker, place) if indexed else by_id(samples, worker, place)
         return replace(step, streams={"dataset.rng": f"{place}"})
 
-    found = findings(sound, shape=streaming, built=Built(seconds=0, samples=SAMPLES))
-    assert ("same-randomness-in-workers", "error" if indexed else "warning") in codes(found)
+    diagnosis = findings(sound, shape=streaming, built=Built(seconds=0, samples=SAMPLES))
+    assert ("same-randomness-in-workers", "error" if indexed else "warning") in codes(diagnosis)
 
 
 def test_workers_with_different_random_streams_have_no_findings() -> None:
@@ -619,9 +615,9 @@ def test_slow_first_batch_starvation_and_too_many_workers_are_warnings_of_a_soun
     run = log(job(step_seconds=0.001), sound, Built(seconds=0.1, traits=LoaderTraits(workers=9)))
     first = run.ranks[0].epochs[0].steps
     first[0] = replace(first[0], waited=30.0)
-    found = diagnose([run], alone(sound), cpus=4)
-    assert {*codes(found)} == {(each, "warning") for each in ("slow-first-batch", "starved", "too-many-workers")}
-    examination = Examination("a:b", found, (run,))
+    report = diagnose([run], alone(sound), cpus=4)
+    assert {*codes(report)} == {(code, "warning") for code in ("slow-first-batch", "starved", "too-many-workers")}
+    examination = Examination("a:b", report, (run,))
     assert (examination.verdict, examination.as_dict()["sound"]) == ("sound", True)
 
 
@@ -676,9 +672,9 @@ def test_an_epoch_without_batches_is_an_error_that_names_the_rank() -> None:
         return [] if epoch else sound(rank, epoch, *of)
 
     assert ("yields-nothing", "error") in severe(once)
-    found = diagnose([log(job(), lambda rank, *of: [] if rank else sound(rank, *of))], alone(sound), 4)
-    assert codes(found)[0] == ("yields-nothing", "error")
-    assert "for rank 1" in found[0].evidence[0]
+    diagnosis = diagnose([log(job(), lambda rank, *of: [] if rank else sound(rank, *of))], alone(sound), 4)
+    assert codes(diagnosis)[0] == ("yields-nothing", "error")
+    assert "for rank 1" in diagnosis[0].evidence[0]
 
 
 @pytest.mark.parametrize(
@@ -696,8 +692,8 @@ def test_an_endless_epoch_is_unproven_but_samples_repeated_between_ranks_are_an_
             rank.add(Event("cut"))
         return run
 
-    found = diagnose([cut(log(job(), deal))], [cut(each) for each in alone(deal)], 4)
-    assert codes(found) == expected
+    diagnosis = diagnose([cut(log(job(), deal))], [cut(control) for control in alone(deal)], 4)
+    assert codes(diagnosis) == expected
 
 
 def test_ranks_with_datasets_of_different_sizes_are_an_error() -> None:
@@ -710,10 +706,10 @@ def test_ranks_with_datasets_of_different_sizes_are_an_error() -> None:
 def test_diagnose_merges_findings_of_one_code_and_lists_errors_first() -> None:
     run, other = log(job(), uneven), log(job(start_method="spawn"), uneven)
     run.ranks[0].add(RunFailure("hangs", "epoch 0", "nothing came for 60 s"))
-    found = diagnose([run, other], alone(uneven), 4)
-    assert codes(found)[:2] == [("hangs", "error"), ("uneven-steps", "error")]
-    assert len({finding.code for finding in found}) == len(found)
-    assert {line.split(",")[1] for line in found[1].evidence} == {" 2 workers (fork)", " 2 workers (spawn)"}
+    diagnosis = diagnose([run, other], alone(uneven), 4)
+    assert codes(diagnosis)[:2] == [("hangs", "error"), ("uneven-steps", "error")]
+    assert len({finding.code for finding in diagnosis}) == len(diagnosis)
+    assert {line.split(",")[1] for line in diagnosis[1].evidence} == {" 2 workers (fork)", " 2 workers (spawn)"}
 
 
 def test_a_loader_whose_batches_have_no_rows_is_not_proven() -> None:

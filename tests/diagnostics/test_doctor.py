@@ -30,11 +30,11 @@ def examined(name: str, **options: Any) -> Examination:
     return examine(f"tests.zoo.{name}" if ":" in name else f"{PIPELINES}:{name}", **(usual | options))
 
 
-def severe(found: Examination) -> list[str]:
+def severe(examination: Examination) -> list[str]:
     """Codes of errors and of what is unproven, and of warnings; the number of CPUs is not the loader's doing."""
     return [
         finding.code
-        for finding in found.findings
+        for finding in examination.findings
         if finding.severity != "note" and finding.code != "too-many-workers"
     ]
 
@@ -84,21 +84,21 @@ def test_examine_gives_each_example_pipeline_its_expected_verdict_and_findings(
 def test_the_doctor_ends_a_hanging_pipeline_and_reports_the_file_and_function_where_it_hangs() -> None:
     examined("raises_in_a_worker")  # starts the servers
     before = left()
-    found = examined("hangs", timeout=5)
-    assert severe(found) == ["hangs"]
-    assert any("pipelines.py" in line and "in hangs" in line for line in found.findings[0].evidence)
+    examination = examined("hangs", timeout=5)
+    assert severe(examination) == ["hangs"]
+    assert any("pipelines.py" in line and "in hangs" in line for line in examination.findings[0].evidence)
     while not {*left()} <= {*before}:  # killed, and perhaps not ended yet
         time.sleep(0.1)
 
 
 def test_an_error_in_a_worker_is_reported_with_its_message_and_the_run_it_occurred_in() -> None:
-    found = examined("raises_in_a_worker")
-    assert severe(found) == ["factory-raises"]
-    evidence = found.findings[0].evidence
+    examination = examined("raises_in_a_worker")
+    assert severe(examination) == ["factory-raises"]
+    evidence = examination.findings[0].evidence
     assert "Caught ValueError in DataLoader worker process 0" in evidence[0]
     assert evidence[0].endswith("ValueError: the reason")
-    assert found.summary.startswith("diseased. Run: 2 ranks, 2 workers (fork)")
-    assert "(" not in found.summary.replace("(fork)", "").replace("(the control)", "")
+    assert examination.summary.startswith("diseased. Run: 2 ranks, 2 workers (fork)")
+    assert "(" not in examination.summary.replace("(fork)", "").replace("(the control)", "")
 
 
 def test_examine_raises_argument_error_for_an_unusable_factory_or_option() -> None:

@@ -20,16 +20,16 @@ SOUND, DISEASED, NOT_PROVEN = Verdict.SOUND, Verdict.DISEASED, Verdict.NOT_PROVE
 
 
 def epoch(
-    number: int = 0, samples: int = 96, unique: int = 96, missing: int | None = 0, **given: Any
+    index: int = 0, samples: int = 96, unique: int = 96, missing: int | None = 0, **given: Any
 ) -> EpochReport:
     """Two ranks with batches of 8, if nothing else is given."""
     steps, at_end = given.pop("steps", (6, 6)), given.pop("at_end", (0, 0))
-    orders = given.pop("orders", (f"{number}a", f"{number}b"))
+    orders = given.pop("orders", (f"{index}a", f"{index}b"))
     ranks = tuple(
         RankEpoch(rank, count, samples // 2, {8: count}, {-1: orders[rank]}, repeated_at_end=at_end[rank])
         for rank, count in enumerate(steps)
     )
-    return EpochReport(number, samples, unique, missing, 0, ranks, **given)
+    return EpochReport(index, samples, unique, missing, 0, ranks, **given)
 
 
 def facts(
@@ -104,10 +104,10 @@ def facts(
 def test_judge_derives_a_verdict_and_a_finding_from_the_counts_of_epochs(
     epochs: list[EpochReport], known: JudgedFacts, verdict: Verdict, code: str | None
 ) -> None:
-    found = [*judge(epochs, known)]
-    assert verdict_of(found) == verdict, found
-    assert code is None or code in {finding.code for finding in found}
-    assert code or not found
+    findings = [*judge(epochs, known)]
+    assert verdict_of(findings) == verdict, findings
+    assert code is None or code in {finding.code for finding in findings}
+    assert code or not findings
 
 
 PLANNED = JudgedFacts("ids", "plan")
@@ -131,9 +131,9 @@ def test_against_a_plan_padding_and_remainders_excuse_no_missing_or_repeated_sam
     report: EpochReport, known: JudgedFacts, verdict: Verdict, code: str | None
 ) -> None:
     """Where a plan says what is delivered, neither padding nor a remainder explains a difference."""
-    found = [*judge([report], known)]
-    assert verdict_of(found) == verdict, found
-    assert {finding.code for finding in found} == ({code} if code else set())
+    findings = [*judge([report], known)]
+    assert verdict_of(findings) == verdict, findings
+    assert {finding.code for finding in findings} == ({code} if code else set())
 
 
 def test_two_workers_of_a_rank_with_the_same_order_are_reported_as_duplicates() -> None:
@@ -147,19 +147,19 @@ def test_two_workers_of_a_rank_with_the_same_order_are_reported_as_duplicates() 
 def test_equal_random_states_of_workers_of_ranks_and_of_epochs_are_reported(indexed: bool) -> None:
     reports = [
         EpochReport(
-            number,
+            index,
             4,
             4,
             0,
             0,
             tuple(
                 RankEpoch(
-                    rank, 2, 2, {1: 2}, {-1: f"{number} {rank}"}, True, ((0, "numpy", "a"), (1, "numpy", "a"))
+                    rank, 2, 2, {1: 2}, {-1: f"{index} {rank}"}, True, ((0, "numpy", "a"), (1, "numpy", "a"))
                 )
                 for rank in range(2)
             ),
         )
-        for number in range(2)
+        for index in range(2)
     ]
     drawn = [
         finding
@@ -186,7 +186,7 @@ EVERYTHING = [*range(N)]
 Order = Sequence[int] | Sequence[Sequence[int]]
 
 
-def delivered(number: int, orders: Sequence[Order], expected: Counter[int], batch: int) -> EpochReport:
+def delivered(index: int, orders: Sequence[Order], expected: Counter[int], batch: int) -> EpochReport:
     """The figures of an epoch."""
     figures, deliveries, logs = [], [], []
     for rank, order in enumerate(orders):
@@ -196,7 +196,7 @@ def delivered(number: int, orders: Sequence[Order], expected: Counter[int], batc
         for keys in flat if flat and not isinstance(flat[0], int) else batches:
             record.add(np.array(keys, np.int64))
         keys = np.array(
-            [key for each in order for key in (each if not isinstance(each, int) else [each])], np.int64
+            [key for part in order for key in (part if not isinstance(part, int) else [part])], np.int64
         )
         deliveries.append(Keys(keys, np.arange(len(keys))))
         figures.append(record.figures(rank, in_order=True))
@@ -205,7 +205,7 @@ def delivered(number: int, orders: Sequence[Order], expected: Counter[int], batc
         np.array(sorted(expected), np.int64),
         np.array([expected[key] for key in sorted(expected)], np.int64),
     )
-    return report_of(number, count(deliveries, logs, keys, times), figures, logs)
+    return report_of(index, count(deliveries, logs, keys, times), figures, logs)
 
 
 def said(
@@ -219,7 +219,7 @@ def said(
 ) -> list[tuple[str, str]]:
     """Codes and severities of epochs that are compared with a control."""
     expected = Counter(range(control) if isinstance(control, int) else control)
-    reports = [delivered(number, orders, expected, batch) for number, orders in enumerate(epochs)]
+    reports = [delivered(index, orders, expected, batch) for index, orders in enumerate(epochs)]
     facts = JudgedFacts("ids", "control", exact=exact, allowed=allowed, traits=LoaderTraits(workers, **traits))
     return [(finding.code, finding.severity) for finding in merged(judge_samples(reports, facts))]
 
@@ -253,7 +253,7 @@ TABLE: dict[str, tuple[Sequence[Sequence[Order]], dict[str, Any], list[tuple[str
     "ranks and workers repeat": ([[EVERYTHING * 2] * 2], {}, [BY_WORKERS, UNSHARDED]),
     "sharded twice by ranks": ([shares(EVERYTHING[::2])], {"workers": 0}, [TWICE]),
     "sharded twice by both": ([shares(EVERYTHING[::4])], {}, [TWICE]),
-    "a third missing": ([shares([each for each in EVERYTHING if each % 3])], {}, [MISSING]),
+    "a third missing": ([shares([sample for sample in EVERYTHING if sample % 3])], {}, [MISSING]),
     "remainder, declared": ([shares(EVERYTHING[:90])], {"drops": True}, [DROPPED]),
     "remainder, declared, the same in each epoch": ([shares(EVERYTHING[:90])] * 2, {"drops": True}, [DROPPED]),
     "remainder, another in each epoch": ([shares(EVERYTHING[:84]), shares(EVERYTHING[12:])], {}, [DROPPED]),
@@ -267,8 +267,8 @@ TABLE: dict[str, tuple[Sequence[Sequence[Order]], dict[str, Any], list[tuple[str
     "with replacement, allowed": ([RESAMPLED], {"replaces": True, "allowed": ("replacement",)},
                                   [("drawn-with-replacement", "note")]),
     "one rank draws what the control does": ([RESAMPLED], {"replaces": True, "control": RESAMPLED[0]}, [DRAWN]),
-    "equal samples, all on all ranks": ([[[each // 2 for each in EVERYTHING]] * 2],
-                                        {"replaces": True, "control": [each // 2 for each in EVERYTHING]},
+    "equal samples, all on all ranks": ([[[sample // 2 for sample in EVERYTHING]] * 2],
+                                        {"replaces": True, "control": [sample // 2 for sample in EVERYTHING]},
                                         [UNSHARDED]),
     "the same draws": ([[RESAMPLED[0]] * 2], {"replaces": True}, [UNSHARDED]),
     "the same draws, allowed": ([[RESAMPLED[0]] * 2], {"replaces": True, "allowed": ("replacement",)},
@@ -280,8 +280,8 @@ TABLE: dict[str, tuple[Sequence[Sequence[Order]], dict[str, Any], list[tuple[str
 
 @pytest.mark.parametrize("name", TABLE)
 def test_judge_samples_gives_the_expected_findings_for_epochs_compared_with_a_control(name: str) -> None:
-    epochs, known, expected = TABLE[name]
-    assert sorted(said(*epochs, **known)) == sorted(expected)
+    epochs, options, expected = TABLE[name]
+    assert sorted(said(*epochs, **options)) == sorted(expected)
 
 
 @given(st.permutations(range(40)), st.integers(1, 5), st.integers(0, 3), st.integers(1, 9))
@@ -303,9 +303,9 @@ def test_padding_by_a_distributed_sampler_is_only_a_note_unless_it_is_half_of_th
     size: int, ranks: int, batch: int
 ) -> None:
     share = -(-size // ranks)
-    padded = [number % size for number in range(share * ranks)]
-    found = said(shares(padded, ranks), control=size, workers=0, batch=batch)
-    assert all(severity == "note" for _, severity in found) or 2 * (share * ranks - size) >= size
+    padded = [position % size for position in range(share * ranks)]
+    findings = said(shares(padded, ranks), control=size, workers=0, batch=batch)
+    assert all(severity == "note" for _, severity in findings) or 2 * (share * ranks - size) >= size
 
 
 @given(st.integers(1, 100), st.lists(st.lists(st.integers(0, 120), max_size=150), min_size=2, max_size=4))
