@@ -108,9 +108,9 @@ def test_printed_counts_have_a_singular_or_plural_noun(tmp_path: Path, count: in
     rf.write(({"b": b"x"} for _ in range(count)), tmp_path / "data", progress=False)
     told = rankfeed("inspect", tmp_path / "data").stdout
     assert f"blocks       1 of {count} sample{'s' * (count > 1)}\n" in told
-    for number in range(count):
-        next(iter(rf.Loader(rf.open(tmp_path / "data"), audit=tmp_path / str(number) / "ledger")))
-        told = rankfeed("verify", tmp_path / str(number) / "ledger").stdout
+    for index in range(count):
+        next(iter(rf.Loader(rf.open(tmp_path / "data"), audit=tmp_path / str(index) / "ledger")))
+        told = rankfeed("verify", tmp_path / str(index) / "ledger").stdout
         assert "/ledger: 1 ledger\n" in told
         assert "1 of 1 rank on" in told
 

@@ -23,13 +23,13 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("inspect") / "data"
     rows = (
         {
-            "x": np.full((length, 2), number / 2, np.float32),
-            "y": number,
+            "x": np.full((length, 2), index / 2, np.float32),
+            "y": index,
             "raw": b"RIFF" * length,
             "text": "[red]\x1b[31mö" + "long " * length,
             "nan": np.float32("nan"),
         }
-        for number, length in enumerate(LENGTHS)
+        for index, length in enumerate(LENGTHS)
     )
     rf.write(rows, path, shard_bytes=40_000, progress=False)
     return path
@@ -41,8 +41,8 @@ def tars(tmp_path: Path) -> Path:
     folder.mkdir()
     for shard in range(3):
         with wds.TarWriter(str(folder / f"a-{shard:03}.tar")) as writer:
-            for number in range(20 + shard):
-                writer.write({"__key__": f"{shard}-{number:03}", "txt": "t" * number, "cls": number})
+            for sample in range(20 + shard):
+                writer.write({"__key__": f"{shard}-{sample:03}", "txt": "t" * sample, "cls": sample})
     return folder
 
 

@@ -107,12 +107,12 @@ def test_report_distinguishes_inputs_with_the_same_file_name_in_different_folder
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     audits, rates = [], []
-    for number in (1, 2, 3):
-        folder = tmp_path / str(number)
+    for samples in (1, 2, 3):
+        folder = tmp_path / str(samples)
         folder.mkdir()
-        audits.append(rf.audit([{"sample_id": [*range(number)]}], universe=number).save(folder / "audit.json"))
+        audits.append(rf.audit([{"sample_id": [*range(samples)]}], universe=samples).save(folder / "audit.json"))
         rates.append(folder / "rank-0.jsonl")
-        line = {"steps": 1, "samples": number, "seconds": 1.0, "waited_seconds": 0.0}
+        line = {"steps": 1, "samples": samples, "seconds": 1.0, "waited_seconds": 0.0}
         rates[-1].write_text(json.dumps(line) + "\n")
     report(audit=audits, stats=rates, out=tmp_path / "a.html", json=True)
     facts = json.loads(capsys.readouterr().out)["facts"]

@@ -46,7 +46,7 @@ class Job:
         self.launches += 1
         shape = PositionOrder.of(self.plan.describe())
         files = {rank: bytearray() for rank in range(ranks)}
-        for number, (epoch, start, steps) in enumerate(passes):
+        for index, (epoch, start, steps) in enumerate(passes):
             taken = [place for place in self.counts if place >= (epoch, start)]
             for place in taken:
                 self.again[place[0]] += self.counts.pop(place)
@@ -62,14 +62,14 @@ class Job:
                     start=start,
                     tail=self.tail,  # type: ignore[arg-type]
                 )
-                head, seed = ledger.encode_header(number, self._pass(rank, ranks, epoch, start, batch_size, host))
+                head, seed = ledger.encode_header(index, self._pass(rank, ranks, epoch, start, batch_size, host))
                 files[rank] += head
                 for step in range(min(steps[rank], len(schedule))):
                     if rank not in absent:
                         rows = schedule.batch(step)[schedule.valid(step)].tolist()
                         self.counts.update((epoch, position) for position in rows)
                     position = schedule.position_after(step)
-                    files[rank] += ledger.encode_step(number, seed, step, position, self.now + step)
+                    files[rank] += ledger.encode_step(index, seed, step, position, self.now + step)
             self.now += SECOND
         self.folder.mkdir(exist_ok=True)
         for rank, content in files.items():
@@ -138,14 +138,14 @@ def random_job(folder: Path, seed: int) -> Job:
             passes.append((epoch, start, [job.steps(ranks, batch_size, start)] * ranks))
             epoch, start = epoch + 1, 0
         whole = job.steps(ranks, batch_size, start)
-        came = chance.randint(0, whole)
-        ends = [min(whole, came + chance.randint(0, 1)) for _ in range(ranks)]
+        steps = chance.randint(0, whole)
+        ends = [min(whole, steps + chance.randint(0, 1)) for _ in range(ranks)]
         if whole in ends:  # who comes to the end while others do not is an error, and tested by itself
             ends = [whole] * ranks
         passes.append((epoch, start, ends))
         job.launch(ranks, batch_size, passes)
         # A checkpoint some steps old, of this pass or of one before it.
         if chance.random() < 0.2 and len(passes) > 1:
-            epoch, start, (came, *_) = passes[-2]
-        start = job.position(ranks, batch_size, start, max(0, min(came, min(ends)) - chance.randint(0, 4)))
+            epoch, start, (steps, *_) = passes[-2]
+        start = job.position(ranks, batch_size, start, max(0, min(steps, min(ends)) - chance.randint(0, 4)))
     return job

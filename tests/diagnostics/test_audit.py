@@ -33,7 +33,7 @@ class Stream(IterableDataset[dict[str, Any]]):
     """Takes no notice of workers."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return ({"sample_id": number} for number in range(8))
+        return ({"sample_id": sample} for sample in range(8))
 
 
 class Noisy(Numbers):
@@ -57,7 +57,7 @@ def test_an_audit_of_a_loader_that_delivers_each_sample_once_is_sound_without_fi
         report = rf.audit(loader, epochs=2)
         report.check()
         assert report.sound
-        assert [(each.samples, each.unique, each.missing, each.unknown) for each in report.epochs] == [
+        assert [(epoch.samples, epoch.unique, epoch.missing, epoch.unknown) for epoch in report.epochs] == [
             (47, 47, 0, 0)
         ] * 2
         assert str(report).endswith("verdict: sound")
@@ -218,10 +218,10 @@ def test_an_audit_counts_samples_without_ids_by_their_content() -> None:
 def test_an_audit_of_an_endless_loader_stops_after_max_steps_with_an_unfinished_epoch() -> None:
     class Endless:
         def __iter__(self) -> Iterator[dict[str, list[int]]]:
-            number = 0
+            sample = 0
             while True:
-                yield {"sample_id": [number]}
-                number += 1
+                yield {"sample_id": [sample]}
+                sample += 1
 
     report = rf.audit(Endless(), max_steps=30, universe=1000)
     assert report.epochs[0].steps == (30,)
@@ -268,18 +268,18 @@ def test_an_audit_on_two_ranks_gives_both_the_same_findings_for_sound_and_faulty
     jobs.run(jobs.torchrun(2, SCRIPT, tmp_path), tmp_path / "log", 150)
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert told[0] == told[1]
-    found = told[0]
-    assert found["ours"] == found["sampler"] == found["peers"] == {}
-    assert found["padding"] == {"padded-with-repeats": "note"}
-    assert found["unsharded"] == {"not-sharded-by-rank": "error"}
-    assert found["uneven"] == {"uneven-steps": "error", "expected-unknown": "unproven"}
-    assert "the loader failed on rank 1" in found["failing"]
-    assert "of another kind" in found["other kind"]
-    assert "called with different arguments" in found["other epochs"]
-    assert "called with different arguments" in found["other universe"]
-    assert "the audit could not begin on rank 1" in found["other folder"]
-    assert "the audit could not begin on rank 1" in found["no number"]
-    assert "the loader failed on rank 1" in found["mixed keys"]
+    outcomes = told[0]
+    assert outcomes["ours"] == outcomes["sampler"] == outcomes["peers"] == {}
+    assert outcomes["padding"] == {"padded-with-repeats": "note"}
+    assert outcomes["unsharded"] == {"not-sharded-by-rank": "error"}
+    assert outcomes["uneven"] == {"uneven-steps": "error", "expected-unknown": "unproven"}
+    assert "the loader failed on rank 1" in outcomes["failing"]
+    assert "of another kind" in outcomes["other kind"]
+    assert "called with different arguments" in outcomes["other epochs"]
+    assert "called with different arguments" in outcomes["other universe"]
+    assert "the audit could not begin on rank 1" in outcomes["other folder"]
+    assert "the audit could not begin on rank 1" in outcomes["no number"]
+    assert "the loader failed on rank 1" in outcomes["mixed keys"]
 
 
 class Rows(Dataset[torch.Tensor]):
@@ -314,9 +314,9 @@ def test_an_audit_considers_replacement_drop_last_and_subset_samplers_of_a_datal
         assert (report.sound, findings(report)["drawn-with-replacement"]) == (None, "unproven")
     report = rf.audit(DataLoader(Numbers(), 3, drop_last=True), universe=20)
     assert (report.sound, findings(report)) == (True, {"missing-samples": "note"})
-    some = torch.utils.data.SubsetRandomSampler(range(10))
-    assert rf.audit(DataLoader(Numbers(), 4, sampler=some)).sound is None
-    assert rf.audit(DataLoader(Numbers(), 4, sampler=some), universe=20).sound is False
+    subset = torch.utils.data.SubsetRandomSampler(range(10))
+    assert rf.audit(DataLoader(Numbers(), 4, sampler=subset)).sound is None
+    assert rf.audit(DataLoader(Numbers(), 4, sampler=subset), universe=20).sound is False
     assert rf.audit(DataLoader(Numbers(), 4)).sound, "as many as the dataset has"
 
 

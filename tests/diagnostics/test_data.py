@@ -222,12 +222,12 @@ def test_intact_parquet_is_sound_with_page_checksums_and_unproven_without_them(
 
 
 def test_verify_data_reports_a_parquet_file_that_cannot_be_opened_and_damage_in_another(tmp_path: Path) -> None:
-    first, _, last = (parquet(tmp_path / f"{number}.parquet") for number in range(3))
+    first, _, last = (parquet(tmp_path / f"{index}.parquet") for index in range(3))
     flip(first, first.stat().st_size - 1)
     flip(last, page_of(last), 0xFF)
     verdict = verify_data(tmp_path)
     assert verdict.count == 2, names(verdict)
-    assert [f"{number}.parquet" in names(verdict) for number in range(3)] == [True, False, True]
+    assert [f"{index}.parquet" in names(verdict) for index in range(3)] == [True, False, True]
 
 
 def test_verify_data_counts_each_sample_that_cannot_be_decoded_as_one_damage(tmp_path: Path) -> None:
@@ -307,8 +307,8 @@ def test_mds_shards_with_an_unknown_hash_algorithm_are_decoded_only(tmp_path: Pa
 
 
 def test_verify_data_ignores_a_broken_symlink_that_is_not_a_data_file(tmp_path: Path) -> None:
-    for number in range(2):
-        np.save(tmp_path / f"{number}.npy", np.arange(6))
+    for index in range(2):
+        np.save(tmp_path / f"{index}.npy", np.arange(6))
     (tmp_path / "latest").symlink_to("nowhere")
     assert verify_data(tmp_path).count == 0
 

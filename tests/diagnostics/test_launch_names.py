@@ -14,10 +14,10 @@ SCRIPT = Path(__file__).parent / "jobs" / "grouped.py"
 @pytest.mark.timeout(600)
 def test_ranks_of_a_process_group_agree_on_a_name_for_their_launch(tmp_path: Path) -> None:
     """Two torchrun jobs with the same --rdzv-id are recorded in the ledgers as two launches."""
-    for number in range(2):
+    for index in range(2):
         command = jobs.torchrun(2, SCRIPT, tmp_path / "ledger")
         command[3:3] = ["--rdzv-id", "same"]
-        jobs.run(command, tmp_path / f"log{number}", 250)
+        jobs.run(command, tmp_path / f"log{index}", 250)
     (told,) = verify_run(tmp_path / "ledger").loaders
     assert [(launch["ranks"], launch["ledgers"]) for launch in told.launches] == [(2, 2), (2, 2)]
     assert len({launch["name"] for launch in told.launches}) == 2

@@ -15,7 +15,7 @@ import rankfeed as rf
 
 def findings(make: Callable[[], rf.AuditReport]) -> Any:
     try:
-        return {each.code: each.severity for each in make().findings}
+        return {finding.code: finding.severity for finding in make().findings}
     except rf.errors.RankfeedError as error:
         return str(error)
 

@@ -8,7 +8,7 @@ import rankfeed as rf
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    source = rf.from_dataset([{"x": number} for number in range(100)])
+    source = rf.from_dataset([{"x": index} for index in range(100)])
     for _ in rf.Loader(source, 8, audit=sys.argv[1]):
         dist.barrier()
     dist.destroy_process_group()
