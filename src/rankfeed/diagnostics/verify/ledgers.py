@@ -103,34 +103,33 @@ def parse_ledger(path: Path) -> ParsedLedger:
     newest: dict[str, LedgerPass] = {}
     try:
         with open(path, "rb") as file:
-            for record in decode_ledger(file):
-                place = f", offset {record.offset}"
-                if isinstance(record, DamagedBytes):
-                    if record.torn:
+            for part in decode_ledger(file):
+                if isinstance(part, DamagedBytes):
+                    if part.torn:
                         what = "a ledger ends within a record: its process was killed while writing"
                         ledger.add("killed-while-writing", "note", what)
-                    elif record.version is not None:
+                    elif part.version is not None:
                         ledger.add(
                             "other-version",
                             "unproven",
                             "another version of rankfeed wrote a ledger, so that deliveries are not known",
-                            f"{place}: version {record.version} of the format, expected {VERSION}",
+                            f", offset {part.offset}: version {part.version} of the format, expected {VERSION}",
                             "verify it with the version of rankfeed that wrote it",
                         )
                     else:
-                        why = f": {record.why}" if record.why else ""
-                        ledger.damage(record.offset, f"{record.nbytes} bytes are neither a header nor a step{why}")
-                elif isinstance(record, PassHeader):
-                    one = LedgerPass(record.content, last_ns=record.content.time_ns)
+                        why = f": {part.why}" if part.why else ""
+                        ledger.damage(part.offset, f"{part.nbytes} bytes are neither a header nor a step{why}")
+                elif isinstance(part, PassHeader):
+                    one = LedgerPass(part.content, last_ns=part.content.time_ns)
                     try:
                         len(one.schedule)
                     except (ArgumentError, PlanError, TopologyError) as error:
-                        ledger.damage(record.offset, f"the header of a pass contradicts itself: {error.summary}")
+                        ledger.damage(part.offset, f"the header of a pass contradicts itself: {error.summary}")
                     else:
                         ledger.passes.append(one)
-                        passes[record.number] = newest[one.stream] = one
-                elif (current := passes.get(record.number)) is not None:  # else its header is damaged
-                    _add_step(record, current, ledger)
+                        passes[part.number] = newest[one.stream] = one
+                elif (current := passes.get(part.number)) is not None:  # else its header is damaged, as noted
+                    _add_step(part, current, ledger)
                     if newest[current.stream] is not current:
                         newest[current.stream] = current
                         ledger.add(
@@ -138,7 +137,7 @@ def parse_ledger(path: Path) -> ParsedLedger:
                             "error",
                             "two iterations over the same data were active at the same time, so that samples were "
                             "delivered twice",
-                            place,
+                            f", offset {part.offset}",
                             "if they belong to different loaders, give each of them a folder of its own",
                         )
     except OSError as error:
