@@ -66,5 +66,5 @@ def test_if_rank_0_does_not_report_the_others_raise_topology_error_with_the_abse
     assert all("without ranks 0, 3" in text for text in failed)
 
 
-def test_the_roster_directory_is_named_by_a_hash_of_the_launch() -> None:
+def test_the_roster_directory_of_a_launch_has_the_same_name_in_all_versions() -> None:
     assert roster_directory("SLURM_JOB_ID=7 SLURM_STEP_ID=0") == ".rankfeed-topology-f87acd14"

@@ -32,7 +32,7 @@ class Downloads:
 
     def graphs(self) -> list[Data]:
         lines = [(Path(self.raw_dir) / name).read_text().splitlines() for name in self.raw_file_names]
-        assert all(each == [str(number) for number in range(self.count)] for each in lines), "half a download"
+        assert all(line == [str(number) for number in range(self.count)] for line in lines), "half a download"
         return [graph(int(number)) for number in lines[0]]
 
 

@@ -39,7 +39,7 @@ def run(ranks: int, out: Path, job: str, *arguments: str) -> list[Any]:
 
 def seen(passes: list[dict[str, Any]]) -> Counter[int]:
     """How often each sample was delivered, over the ranks of one pass."""
-    return Counter(i for each in passes for step in each["ids"] for i in step)
+    return Counter(i for pass_ in passes for step in pass_["ids"] for i in step)
 
 
 @pytest.mark.soak

@@ -31,7 +31,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("lance") / "rows.lance")
     first = 0
     for size in SIZES:
-        rows = pa.table({"id": range(first, first + size), "half": [each / 2 for each in range(size)]})
+        rows = pa.table({"id": range(first, first + size), "half": [index / 2 for index in range(size)]})
         lance.write_dataset(rows, path, mode="append" if first else "create")
         first += size
     lance.dataset(path).delete("id % 7 = 3 AND id > 101")
@@ -122,7 +122,7 @@ def test_lance_sampler_steps_are_equal_on_all_ranks_after_lance_joins_small_batc
         topology = rf.Topology(rank=rank, world_size=world_size)
         schedule = Schedule(plan, batch_size=batch, topology=topology, tail=tail)
         ids = [ids_at(schedule, index) for index in range(num_batches(schedule))]
-        sizes = [len(each) for each in ids]
+        sizes = [len(batch) for batch in ids]
         for each in ids:
             seen.update(each.tolist())
         for worker in range(workers):

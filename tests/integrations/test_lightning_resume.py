@@ -27,7 +27,7 @@ from rankfeed.integrations.lightning import LoaderCheck  # noqa: E402
 
 pytestmark = [pytest.mark.timeout(280), pytest.mark.filterwarnings("ignore")]
 SAMPLES, ROWS, STEPS = 22, 4, 6
-SOURCE = rf.from_dataset([{"id": each} for each in range(SAMPLES)])
+SOURCE = rf.from_dataset([{"id": index} for index in range(SAMPLES)])
 
 #: Rows of a batch of a resumed job, and what limits it.
 OTHER_LIMITS = [slow(2, "max_epochs"), slow(8, "max_epochs"), slow(2, "max_steps"), slow(ROWS, "max_steps")]
@@ -103,7 +103,7 @@ def trainer(*callbacks: Any, check: bool = True, **options: Any) -> Any:
     return L.Trainer(
         accelerator="cpu",
         devices=1,
-        enable_checkpointing=any(isinstance(each, Checkpoint) for each in callbacks),
+        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         num_sanity_val_steps=0,
         callbacks=[*callbacks, *([LoaderCheck()] if check else [])],
         **QUIET,
@@ -252,7 +252,7 @@ class Both(Model):
 
 def long_and_short(samples: int = 8) -> dict[str, rf.Loader]:
     """A loader, and a shorter one of as many samples as given."""
-    short = rf.from_dataset([{"id": each} for each in range(samples)])
+    short = rf.from_dataset([{"id": index} for index in range(samples)])
     return {"long": loader(), "short": rf.Loader(short, ROWS, shuffle=True)}
 
 

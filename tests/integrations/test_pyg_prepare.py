@@ -24,7 +24,7 @@ COUNT = 40
 def raw_files(root: Path) -> None:
     (root / "raw").mkdir(parents=True)
     for number in range(RAW):
-        (root / "raw" / f"{number}.txt").write_text("".join(f"{each}\n" for each in range(COUNT)))
+        (root / "raw" / f"{number}.txt").write_text("".join(f"{index}\n" for index in range(COUNT)))
 
 
 def folder_of(root: Path) -> Path:

@@ -31,7 +31,7 @@ def keys(samples: Any) -> Keys:
 
 
 def flat(batches: Any) -> list[int]:
-    return [int(each) for batch in batches for each in batch]
+    return [int(sample_id) for batch in batches for sample_id in batch]
 
 
 def cut(stream: list[int], size: int) -> list[list[int]]:
@@ -40,7 +40,7 @@ def cut(stream: list[int], size: int) -> list[list[int]]:
 
 def in_turn(streams: list[list[Any]]) -> list[Any]:
     """As a DataLoader takes from its workers."""
-    return [each for group in zip_longest(*streams) for each in group if each is not None]
+    return [sample for group in zip_longest(*streams) for sample in group if sample is not None]
 
 
 @given(st.integers(1, 200), st.integers(1, 7), st.integers(1, 4), st.booleans())
@@ -103,7 +103,7 @@ def test_sharded_samples_has_the_same_order_as_distributed_sampler(world: int) -
         for epoch in range(2):
             stage.set_epoch(epoch)
             sampler.set_epoch(epoch)
-            assert keys(stage) == [f"{each:04d}" for each in sampler]
+            assert keys(stage) == [f"{sample_id:04d}" for sample_id in sampler]
 
 
 def test_padding_samples_are_marked_invalid_and_each_valid_sample_occurs_once() -> None:
@@ -142,7 +142,7 @@ def test_fewer_samples_than_ranks_raise_plan_error_unless_tail_is_pad() -> None:
 def test_each_pass_over_a_stage_is_the_next_epoch_until_set_epoch_fixes_the_epoch() -> None:
     stage = ShardedSamples(source(20), shuffle=True, topology=rf.Topology())
     passes = [keys(stage) for _ in range(3)]
-    assert len({tuple(each) for each in passes}) == 3
+    assert len({tuple(pass_) for pass_ in passes}) == 3
     next(iter(stage))
     assert stage.epoch == 4  # one that was broken off counts
     stage.set_epoch(1)
@@ -181,7 +181,7 @@ def test_a_stage_state_saved_with_order_version_1_resumes_in_that_order() -> Non
     }  # fmt: skip
     stage = ShardedSamples(data, 10, **options)
     stage.load_state_dict(state)
-    assert keys(stage) == [f"{each:04d}" for each in plan.sample_ids(1, range(20, 50))]
+    assert keys(stage) == [f"{sample_id:04d}" for sample_id in plan.sample_ids(1, range(20, 50))]
     # The workers of an iteration have the present order.
     begun = ShardedSamples(data, 10, **options)
     keys(begun)
@@ -206,7 +206,9 @@ def test_resuming_fewer_samples_than_ranks_raises_plan_error_unless_dropped_or_p
         assert resumed(rank, "drop") == []
     filled = [sample for rank in ranks(3) for sample in resumed(rank, "pad")]
     assert len(filled) == 12
-    assert Counter(key for key, valid in filled if valid) == Counter(f"{each:04d}" for each in flat(rest))
+    assert Counter(key for key, valid in filled if valid) == Counter(
+        f"{sample_id:04d}" for sample_id in flat(rest)
+    )
 
 
 def test_a_stage_state_after_the_last_step_yields_no_more_samples_of_that_epoch() -> None:
@@ -274,7 +276,7 @@ def test_resampled_stage_divides_one_set_of_draws_between_ranks() -> None:
         for stage in stages:
             stage.set_epoch(epoch)
             assert stage.num_batches() == 5
-            read += [int(each) for each in keys(stage)]
+            read += [int(sample_id) for sample_id in keys(stage)]
         assert Counter(read) == Counter(stages[0].plan.sample_ids(epoch, range(26)).tolist())
 
 
@@ -301,7 +303,7 @@ def test_persistent_workers_follow_set_epoch_even_after_a_break(start: str) -> N
     loader = loaded(stage, persistent_workers=True, multiprocessing_context=start)
     for epoch in (0, 2):
         stage.set_epoch(epoch)
-        wanted = [[f"{each:04d}" for each in batch] for batch in stage.share()]
+        wanted = [[f"{sample_id:04d}" for sample_id in batch] for batch in stage.share()]
         next(iter(loader))
         assert epoch_of(loader) == wanted
     stage.load_state_dict(stage.state_dict(delivered_steps=2))
@@ -313,7 +315,7 @@ def test_persistent_workers_advance_to_the_next_epoch_without_set_epoch() -> Non
     loader = loaded(stage, persistent_workers=True, multiprocessing_context="fork")
     alone = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
     for _ in range(3):
-        wanted = [f"{each:04d}" for batch in alone.share() for each in batch]
+        wanted = [f"{sample_id:04d}" for batch in alone.share() for sample_id in batch]
         keys(alone)
         assert list(chain.from_iterable(epoch_of(loader))) == wanted
 

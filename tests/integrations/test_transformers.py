@@ -131,7 +131,9 @@ class Once(job.Trainer):
         return transformers.Trainer.training_step(self, model, inputs, *args, **kwargs)
 
     def samples(self, epoch: int, before: int = 10**9) -> Counter[int]:
-        return Counter(each for at, update, ids in self.trained if at == epoch and update < before for each in ids)
+        return Counter(
+            sample_id for at, update, ids in self.trained if at == epoch and update < before for sample_id in ids
+        )
 
 
 @pytest.fixture
@@ -160,7 +162,7 @@ def test_transformers_training_with_gradient_accumulation_resumes_without_losing
     assert before.samples(1, before=12) + after.samples(1) == Counter(range(SAMPLES))
     # One update after the first epoch: 75 samples left of the second, then a whole one.
     steps = [-(-75 // batch), -(-83 // batch)]
-    assert after.state.global_step == after.state.max_steps == 12 + sum(-(-each // accumulate) for each in steps)
+    assert after.state.global_step == after.state.max_steps == 12 + sum(-(-step // accumulate) for step in steps)
     assert after.state.epoch == 3.0
     if (batch, accumulate) == (4, 2):
         assert after.state.max_steps == 33, "what the uninterrupted run takes"
@@ -207,7 +209,9 @@ def test_transformers_checkpoint_between_batches_and_their_update_loses_no_sampl
     # Told to end, the Trainer saves as an update begins or before the optimizer steps: its batches are taken then.
     options: dict[str, Any] = {"gradient_accumulation_steps": 2, "num_train_epochs": 1}
     before = Once(tmp_path, source, **options, save_strategy="epoch", enable_jit_checkpoint=True)
-    (told,) = [each.jit_manager for each in before.callback_handler.callbacks if hasattr(each, "jit_manager")]
+    (told,) = [
+        callback.jit_manager for callback in before.callback_handler.callbacks if hasattr(callback, "jit_manager")
+    ]
     original = getattr(before, where)
 
     def asked(*given: Any, **more: Any) -> Any:

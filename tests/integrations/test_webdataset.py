@@ -59,7 +59,7 @@ def test_split_shards_follows_its_strategy_or_raises_plan_error(shards: int, par
                 split_shards(range(shards), parts, part, strategy)
         return
     dealt = [split_shards(range(shards), parts, part, strategy) for part in range(parts)]
-    read = Counter(each for part in dealt for each in part)
+    read = Counter(sample_id for part in dealt for sample_id in part)
     if strategy in ("even", "uneven", "idle"):
         assert read == Counter(range(shards))
     elif strategy == "drop":
@@ -144,8 +144,8 @@ def test_samples_with_missing_members_or_duplicate_keys_equal_those_of_webdatase
     assert list(ShardedSamples(url, topology=rf.Topology())) == theirs
     some = ["txt", "seg.png"]
     chosen = [
-        {name: each[name] for name in ("__key__", "__url__", "__local_path__", *some) if name in each}
-        for each in theirs
+        {name: sample[name] for name in ("__key__", "__url__", "__local_path__", *some) if name in sample}
+        for sample in theirs
     ]
     assert list(ShardedSamples(url, columns=some, topology=rf.Topology())) == chosen
 

@@ -89,10 +89,10 @@ def ledgers(out: Path, cell: str, name: str, ranks: int) -> tuple[dict[str, Any]
 
 
 def samples(steps: Iterable[Step]) -> Counter[tuple[int, int]]:
-    return Counter((epoch, each) for _, epoch, ids in steps for each in ids)
+    return Counter((epoch, sample_id) for _, epoch, ids in steps for sample_id in ids)
 
 
-ONCE = Counter((epoch, each) for epoch in range(EPOCHS) for each in range(SAMPLES))
+ONCE = Counter((epoch, index) for epoch in range(EPOCHS) for index in range(SAMPLES))
 
 
 def check(out: Path, cell: str, ranks: int, launcher: str) -> None:
@@ -100,7 +100,7 @@ def check(out: Path, cell: str, ranks: int, launcher: str) -> None:
     for steps in given:
         assert [step[:2] for step in steps] == [step[:2] for step in given[0]], cell
     assert samples(chain.from_iterable(given)) == ONCE, cell
-    first, second = ([ids for _, epoch, ids in given[0] if epoch == each] for each in range(EPOCHS))
+    first, second = ([ids for _, epoch, ids in given[0] if epoch == index] for index in range(EPOCHS))
     assert first != second, f"{cell}: the same order twice"
     check_found(told, cell, launcher)
 
@@ -221,7 +221,9 @@ def test_every_framework_loses_and_repeats_no_sample_after_kills_under_each_laun
 
 @pytest.mark.soak
 @pytest.mark.parametrize("cell", ["loader:fork:2", "ddp:fork:0", "fsdp:fork:0", "stateful:fork:2"])
-def test_no_sample_is_lost_or_repeated_when_a_worker_of_ray_train_is_killed(cell: str, tmp_path: Path) -> None:
+def test_ray_train_jobs_resumed_on_other_numbers_of_workers_after_kills_lose_and_repeat_no_sample(
+    cell: str, tmp_path: Path
+) -> None:
     need_package("ray")
     check_all_killed("ray", [cell], tmp_path, 300)
     print(f"Ray Train, {cell}: killed on 2 workers, killed on 3, ended on 2: nothing lost or repeated")

@@ -33,7 +33,7 @@ def own_memory(data: Path, folder: Path, steps: int) -> int:
     folder.mkdir()
     jobs.run(jobs.torchrun(2, SCRIPT, data, folder, steps), folder / "log", 600)
     figures = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
-    return max(int(each["median"]) for each in figures)
+    return max(int(figure["median"]) for figure in figures)
 
 
 def write(kind: str, nbytes: int, path: Path) -> None:

@@ -40,14 +40,14 @@ def test_mesh_peers_read_the_same_batches_and_the_data_shares_read_each_sample_o
     assert ranks == [first[share] for share in share_of]
     for epoch in range(EPOCHS):
         steps = [share[epoch] for share in first.values()]
-        assert len({len(each) for each in steps}) == 1
-        assert Counter(id for each in steps for ids in each for id in ids) == Counter(range(SAMPLES))
+        assert len({len(step) for step in steps}) == 1
+        assert Counter(id for step in steps for ids in step for id in ids) == Counter(range(SAMPLES))
     assert first[0][0] != first[0][1], "a new order each epoch"
 
 
 def test_dimensions_of_a_mesh_are_flattened_in_the_order_in_which_they_are_named(out: Path) -> None:
     by_rank = told(out, "shares")
-    assert {dims: [each[dims] for each in by_rank] for dims in by_rank[0]} == {
+    assert {dims: [rank[dims] for rank in by_rank] for dims in by_rank[0]} == {
         "dp": [[0, 2], [0, 2], [1, 2], [1, 2]],
         "tp": [[0, 2], [1, 2], [0, 2], [1, 2]],
         "dp,tp": [[0, 4], [1, 4], [2, 4], [3, 4]],

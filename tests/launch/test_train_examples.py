@@ -170,7 +170,7 @@ def check_ledgers(run_folder: Path, ranks: int, samples: int, epochs: int) -> No
     assert len({len(of_rank) for of_rank in steps}) == 1
     counts = Counter((epoch, sample) for of_rank in steps for epoch, *ids in of_rank for sample in ids)
     assert counts == Counter({(epoch, sample): 1 for epoch in range(epochs) for sample in range(samples)})
-    first, second = ([ids for epoch, *ids in steps[0] if epoch == each] for each in range(2))
+    first, second = ([ids for epoch, *ids in steps[0] if epoch == index] for index in range(2))
     assert first != second
 
 

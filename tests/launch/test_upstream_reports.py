@@ -31,7 +31,9 @@ def test_lance_rows_and_webdataset_samples_are_read_once_in_equal_steps_on_two_r
 ) -> None:
     """Over ranks and workers of Lance, and from three shards on two ranks of WebDataset."""
     ranks = read(out, cell)
-    assert Counter(each for batches in ranks for batch in batches for each in batch) == Counter(range(size))
+    assert Counter(sample_id for batches in ranks for batch in batches for sample_id in batch) == Counter(
+        range(size)
+    )
     assert len({len(batches) for batches in ranks}) == 1
 
 

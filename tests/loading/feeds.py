@@ -122,7 +122,7 @@ class Wrapped(Source):
         return np.array([len(self.dataset)], np.int64)
 
     def fetch(self, sample_ids: Any, columns: Sequence[str] | None = None) -> Columns:
-        rows = [self.dataset[each] for each in check_ids(sample_ids, len(self.dataset)).tolist()]
+        rows = [self.dataset[sample_id] for sample_id in check_ids(sample_ids, len(self.dataset)).tolist()]
         return Columns({"": Objects(rows)}, len(rows))
 
 
@@ -210,7 +210,7 @@ BYTES = np.arange(64, dtype=np.uint8)
 
 def every_kind(samples: list[dict[str, Any]]) -> dict[str, Any]:
     """Tensors, arrays and other values that are not all packed numbers."""
-    numbers = torch.tensor([complex(each["y"], 1) for each in samples])
+    numbers = torch.tensor([complex(sample["y"], 1) for sample in samples])
     return {
         "conjugated": numbers.conj(),
         "negated": torch.view_as_complex(torch.ones(2, 2)).conj().imag,

@@ -26,7 +26,7 @@ every_engine = pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
 
 
 def rows_of(name: str, ids: torch.Tensor) -> list[Any]:
-    return [sample(each)[name] for each in ids.tolist()]
+    return [sample(sample_id)[name] for sample_id in ids.tolist()]
 
 
 def test_ragged_columns_are_padded_with_zeros_and_have_lengths() -> None:
@@ -96,7 +96,7 @@ def test_ragged_columns_become_nested_tensors_or_lists_as_the_ragged_option_says
 def test_dense_columns_are_tensors_of_their_dtype_and_text_and_bytes_are_lists() -> None:
     for batch in feed():
         assert (batch["y"].dtype, batch["point"].dtype) == (torch.int64, torch.float32)
-        assert batch["y"].tolist() == [each * 10 for each in batch["id"].tolist()]
+        assert batch["y"].tolist() == [sample_id * 10 for sample_id in batch["id"].tolist()]
         assert np.array_equal(batch["point"], np.stack(rows_of("point", batch["id"])))
         assert batch["raw"] == rows_of("raw", batch["id"])
         assert batch["name"] == rows_of("name", batch["id"])
@@ -232,7 +232,7 @@ def test_transformed_samples_may_hold_tensors_numbers_lists_and_strings() -> Non
     assert batch["flag"].dtype == torch.bool
     assert batch["list"].tolist() == [[1, 2]] * 4
     assert batch["text"] == ["a"] * 4
-    assert batch["ragged_lengths"].tolist() == [each + 1 for each in batch["id"].tolist()]
+    assert batch["ragged_lengths"].tolist() == [sample_id + 1 for sample_id in batch["id"].tolist()]
 
 
 def test_bfloat16_tensors_are_stacked_by_torch_and_mixed_dtypes_raise_naming_the_sample() -> None:
@@ -252,7 +252,7 @@ def test_a_ragged_column_has_lengths_even_if_all_rows_of_a_batch_have_the_same_l
 
 
 def test_a_ragged_element_of_a_tuple_becomes_a_pair_of_padded_tensor_and_lengths() -> None:
-    ragged = Wrapped([(torch.ones(each), each) for each in range(1, 5)])
+    ragged = Wrapped([(torch.ones(index), index) for index in range(1, 5)])
     (padded, lengths), numbers = next(iter(Loader(ragged, 2, topology=Topology())))
     assert (padded.tolist(), lengths.tolist(), numbers.tolist()) == ([[1, 0], [1, 1]], [1, 2], [1, 2])
 

@@ -28,7 +28,7 @@ def on_cpu(batches: Any) -> Any:
 def test_batches_on_cuda_equal_batches_on_the_cpu(engine: dict[str, Any], ragged: Any) -> None:
     options: dict[str, Any] = {"size": 400, "shuffle": "global", "seed": 3, "ragged": ragged}
     batches = list(feed(device="cuda", **engine, **options))
-    assert all(each.device.type == "cuda" for each in tree_leaves(batches) if isinstance(each, torch.Tensor))
+    assert all(leaf.device.type == "cuda" for leaf in tree_leaves(batches) if isinstance(leaf, torch.Tensor))
     assert same(on_cpu(batches), list(feed(**options)))
 
 

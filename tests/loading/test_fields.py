@@ -274,7 +274,7 @@ def test_invalid_fields_declarations_raise_argument_error(fields: Any) -> None:
         rf.from_dataset([{"x": 1}], fields=fields)
 
 
-def test_ragged_with_invalid_or_unknown_field_names_raises_an_error() -> None:
+def test_invalid_or_unknown_names_in_ragged_of_from_dataset_or_from_iterable_raise_an_error() -> None:
     for ragged in ("x", 5, [1.5]):
         with pytest.raises(rf.errors.ArgumentError, match="invalid ragged"):
             rf.from_dataset([{"x": 1}], ragged=ragged)  # type: ignore[arg-type]

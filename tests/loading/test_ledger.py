@@ -23,7 +23,7 @@ from rankfeed.storage.ledger import DamagedBytes, PassHeader, StepRecord, decode
 
 
 def said(folder: Path) -> list[Any]:
-    return [each for path in sorted(folder.iterdir()) for each in decode_ledger(path.open("rb"))]
+    return [record for path in sorted(folder.iterdir()) for record in decode_ledger(path.open("rb"))]
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
@@ -34,7 +34,7 @@ def test_a_step_is_recorded_in_the_ledger_when_it_is_delivered_and_not_when_it_i
     batches = iter(loader)
     for count in range(1, 6):
         next(batches)
-        assert Counter(type(each) for each in said(tmp_path)) == {PassHeader: 1, StepRecord: count}
+        assert Counter(type(record) for record in said(tmp_path)) == {PassHeader: 1, StepRecord: count}
     list(batches)
     verdict = verify_run(tmp_path)
     assert verdict.sound
@@ -63,7 +63,10 @@ def test_two_loaders_of_a_process_share_one_ledger_file_and_are_verified_separat
     verdict = verify_run(tmp_path)
     assert verdict.sound
     assert verdict.ledgers == 1
-    assert sorted((len(each.epochs), each.epochs[0].delivered) for each in verdict.loaders) == [(3, 9), (3, 40)]
+    assert sorted((len(loader.epochs), loader.epochs[0].delivered) for loader in verdict.loaders) == [
+        (3, 9),
+        (3, 40),
+    ]
 
 
 def test_verify_run_joins_the_ledgers_of_loaders_resumed_from_a_state_into_one_epoch(tmp_path: Path) -> None:
@@ -86,7 +89,7 @@ def test_verify_run_reports_samples_repeated_after_a_break_and_samples_left_earl
     loader.set_epoch(2)
     list(loader)
     verdict = verify_run(tmp_path)
-    told = [(each.epoch, each.delivered, each.again, each.left_early) for each in verdict.loaders[0].epochs]
+    told = [(epoch.epoch, epoch.delivered, epoch.again, epoch.left_early) for epoch in verdict.loaders[0].epochs]
     assert told == [(0, 40, 4, 0), (1, 8, 0, 32), (2, 40, 0, 0)]
     assert verdict.sound
 
@@ -130,7 +133,7 @@ def test_a_deleted_ledger_folder_is_created_again(tmp_path: Path) -> None:
         assert verify_run(folder).loaders[0].epochs[0].delivered == 8
         shutil.rmtree(folder)
     list(loader)  # its second epoch
-    assert [type(each) for each in said(folder)] == [PassHeader, StepRecord, StepRecord]
+    assert [type(record) for record in said(folder)] == [PassHeader, StepRecord, StepRecord]
 
 
 @pytest.mark.parametrize("audit", ["", 1, None, ["folder"]])
@@ -207,5 +210,5 @@ def test_a_ledger_step_records_which_function_may_have_dropped_samples(tmp_path:
     check = xxhash.xxh32_intdigest(struct.pack("<IQQQ", number, step, *rest), seed)
     later = struct.pack("<IIQQQ", number, check, step, *rest)
     records = list(decode_ledger(io.BytesIO(header + proven + unproven + later)))[1:]
-    assert [getattr(each, "unproven", None) for each in records] == ["", "batch_transform", None]
+    assert [getattr(record, "unproven", None) for record in records] == ["", "batch_transform", None]
     assert isinstance(records[-1], DamagedBytes)

@@ -63,7 +63,7 @@ def test_loader_delivers_every_sample_once_in_equal_steps_for_any_topology(
         world_size, size=size, batch_size=batch_size, tail=tail, shuffle=shuffle, window=8, num_workers=num_workers
     )
     steps = steps_of(loaders)
-    assert_once([each for step in steps for each in delivered(step)], size)
+    assert_once([sample_id for step in steps for sample_id in delivered(step)], size)
     assert {len(loader) for loader in loaders} == {len(steps)}
 
 
@@ -77,7 +77,7 @@ def test_global_batches_contain_the_same_samples_for_any_world_size(tail: str, s
             world_size, size=size, batch_size=12 // world_size, tail=tail, shuffle=shuffle, window=9
         )
         by_world.append([sorted(delivered(step)) for step in steps_of(loaders)])
-    assert all(each == by_world[0] for each in by_world)
+    assert all(world == by_world[0] for world in by_world)
 
 
 def test_more_ranks_than_samples_raises_plan_error_unless_tail_is_pad() -> None:
@@ -525,7 +525,7 @@ def test_tuple_samples_raise_argument_error_before_batch_transform_is_called(
 def test_kept_batches_are_never_overwritten_by_later_batches(engine: dict[str, Any]) -> None:
     class Wide(Memory):
         def fetch(self, sample_ids: Any, columns: Any = None) -> Columns:
-            rows = [{"w": np.full(20_000, each, np.float32)} for each in np.asarray(sample_ids).tolist()]
+            rows = [{"w": np.full(20_000, sample_id, np.float32)} for sample_id in np.asarray(sample_ids).tolist()]
             return Columns.from_samples(rows)
 
     loader = Loader(Wide(60), 4, id_column="id", topology=Topology(), **engine)

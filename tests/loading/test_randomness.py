@@ -152,7 +152,7 @@ def test_a_pickled_rng_draws_the_same_numbers() -> None:
 
 def test_rng_streams_of_neighbouring_samples_epochs_seeds_and_purposes_are_uncorrelated() -> None:
     streams = [RngStreams(purpose, seed, epoch) for purpose in ("a", "b") for seed in (0, 1) for epoch in (0, 1)]
-    firsts = [int(each.generator(which).integers(1 << 62)) for each in streams for which in range(200)]
+    firsts = [int(stream.generator(which).integers(1 << 62)) for stream in streams for which in range(200)]
     assert len(set(firsts)) == len(firsts)
     values = np.array([RngStreams("a", 0, 0).generator(which).random() for which in range(4000)])
     assert abs(values.mean() - 0.5) < 0.03

@@ -35,7 +35,7 @@ def stock(sampler: Any, size: int, batch_size: int, *, loader: type[Any] = DataL
 
 
 def flat(batches: Any) -> list[int]:
-    return [each for batch in batches for each in batch.tolist()]
+    return [sample_id for batch in batches for sample_id in batch.tolist()]
 
 
 def of_ranks(kind: Any, size: int, world_size: int, batch_size: int, **options: Any) -> list[Any]:
@@ -52,7 +52,7 @@ def test_distributed_batch_sampler_yields_every_sample_once_in_equal_steps(
         lengths = {len(sampler) for sampler in samplers}
         batches = [list(sampler) for sampler in samplers]
         assert {len(each) for each in batches} == lengths
-        assert_once([each for mine in batches for batch in mine for each in batch], size)
+        assert_once([sample_id for mine in batches for batch in mine for sample_id in batch], size)
 
 
 @given(
@@ -75,10 +75,10 @@ def test_distributed_sampler_yields_every_sample_once_and_warns_if_steps_may_dif
     rest = size % (batch_size * world_size)
     steps = {-(-len(share) // batch_size) for share in shares}
     if tail == "drop":
-        assert sum(map(len, shares)) == len({each for share in shares for each in share}) == size - rest
+        assert sum(map(len, shares)) == len({sample_id for share in shares for sample_id in share}) == size - rest
         assert len(steps) == 1
     else:
-        assert_once([each for share in shares for each in share], size)
+        assert_once([sample_id for share in shares for sample_id in share], size)
         assert len(steps) == 1 or said
         assert bool(said) == (0 < rest < world_size)
 
@@ -111,7 +111,7 @@ def test_a_resumed_batch_sampler_warns_if_fewer_samples_than_ranks_are_left() ->
             sampler.load_state_dict(state)
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
-                ids += [each for batch in sampler for each in batch]
+                ids += [sample_id for batch in sampler for sample_id in batch]
                 caught += [str(each.message) for each in said]
         return ids, caught
 
@@ -376,7 +376,7 @@ def test_a_sampler_resumed_from_the_end_of_an_epoch_yields_the_next_epoch(kind: 
 def test_a_loader_state_loads_into_a_sampler_and_a_sampler_state_into_a_loader(kind: Any) -> None:
     source = Memory(50)
     loaders = [feed(rank, 2) for rank in range(2)]
-    ids = [each for step in steps_of(loaders, 3) for each in delivered(step)]
+    ids = [sample_id for step in steps_of(loaders, 3) for sample_id in delivered(step)]
     state = loaders[0].state_dict()
     for topology in ranks(3):
         sampler = kind(source, 3, shuffle=True, seed=3, topology=topology)

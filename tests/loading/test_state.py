@@ -63,7 +63,7 @@ def test_a_chain_of_resumes_on_changing_topologies_delivers_each_sample_once(dat
             for loader in loaders:
                 loader.load_state_dict(state)
         steps = steps_of(loaders, data.draw(st.integers(0, 9), "steps"))
-        ids += [each for step in steps for each in delivered(step)]
+        ids += [sample_id for step in steps for sample_id in delivered(step)]
         states = [json.dumps(loader.state_dict()) for loader in loaders]
         assert len(set(states)) == 1
         assert len(states[0]) < 1024
@@ -72,7 +72,7 @@ def test_a_chain_of_resumes_on_changing_topologies_delivers_each_sample_once(dat
             break
     else:
         rest = loaded(state, size=size, shuffle=shuffle, window=11)
-        ids += [each for step in steps_of([rest]) for each in delivered(step)]
+        ids += [sample_id for step in steps_of([rest]) for sample_id in delivered(step)]
     assert_once(ids, size)
 
 
@@ -86,14 +86,14 @@ def test_a_state_saved_after_any_step_resumes_on_other_ranks_and_batch_sizes(
     total = len(feed(0, old, size=size))
     for stop in range(total + 1):
         before = [feed(rank, old, size=size) for rank in range(old)]
-        ids = [each for step in steps_of(before, stop) for each in delivered(step)]
+        ids = [sample_id for step in steps_of(before, stop) for sample_id in delivered(step)]
         (state,) = {json.dumps(loader.state_dict()) for loader in before}
         after = [feed(rank, new, size=size, batch_size=batch_size) for rank in range(new)]
         for loader in after:
             loader.load_state_dict(json.loads(state))
         is_over = stop == total
         ids = [] if is_over else ids
-        ids += [each for step in steps_of(after) for each in delivered(step)]
+        ids += [sample_id for step in steps_of(after) for sample_id in delivered(step)]
         assert_once(ids, size)
         assert {loader.epoch for loader in after} == {1 + is_over}
 

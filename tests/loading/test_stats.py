@@ -157,11 +157,11 @@ def test_stats_read_from_another_thread_include_a_wait_in_progress(workers: int)
         seen.append(loader.stats())
     consumer.join(LIMIT)
     seen.append(loader.stats())
-    assert all(each["waited_seconds"] <= each["seconds"] for each in seen)
-    assert all(0 <= each["waited_share"] <= 1 for each in seen)
+    assert all(snapshot["waited_seconds"] <= snapshot["seconds"] for snapshot in seen)
+    assert all(0 <= snapshot["waited_share"] <= 1 for snapshot in seen)
     assert seen[-1]["waiting_seconds"] == 0
     assert seen[-1]["steps"] == 10
-    assert max(each["waiting_seconds"] for each in seen) <= seen[-1]["waited_seconds"] + 1e-3
+    assert max(snapshot["waiting_seconds"] for snapshot in seen) <= seen[-1]["waited_seconds"] + 1e-3
 
 
 def test_stats_show_no_wait_in_progress_after_a_transform_error() -> None:

@@ -244,7 +244,7 @@ def test_plan_with_invalid_options_raises_argument_error(options: dict[str, Any]
         Plan(10, **options)
 
 
-def test_plan_errors_state_the_block_and_the_invalid_values() -> None:
+def test_errors_name_the_block_of_a_negative_size_and_the_range_of_invalid_positions() -> None:
     with pytest.raises(RankfeedError, match=r"(?s)found: -3.*where: block 2"):
         Plan([5, 1, -3, 4])
     with pytest.raises(RankfeedError, match=r"(?s)expected: 0 to 9.*found: -1 to 12"):

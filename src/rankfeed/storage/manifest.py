@@ -1,4 +1,4 @@
-"""The manifest of a written dataset: ``rankfeed.json``, written last, so that a dataset with it is complete.
+"""The manifest of a written dataset, ``rankfeed.json``: its structs, and reading it; the writer writes it last.
 
 It is untrusted input: decoded into typed structs, then checked.
 """

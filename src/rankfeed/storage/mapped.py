@@ -1,4 +1,4 @@
-"""Memory-mapped files and memfds, and checks that files are not truncated.
+"""Maps files and memfds into memory, and checks that files are not truncated.
 
 Pages of files belong to the kernel's page cache, which keeps and evicts them.
 """

@@ -25,7 +25,7 @@ L = import_module(PACKAGE)
 from rankfeed.integrations.lightning import LoaderCheck, log_mean  # noqa: E402  (after the package it is to go with)
 
 SAMPLES, ROWS, STEPS = 22, 3, 4
-NUMBERS = [{"id": each, "value": float(each) / 7} for each in range(SAMPLES)]
+NUMBERS = [{"id": index, "value": float(index) / 7} for index in range(SAMPLES)]
 
 
 class Model(L.LightningModule):
@@ -206,7 +206,7 @@ def uneven(cell: str) -> None:
     model = Model(cell)
     ours = {"use_distributed_sampler": False}
     run = trainer(1, **ours)
-    batches = DataLoader([{"id": each, "value": 1.0} for each in range(16 - 4 * (run.global_rank % 2))], 2)
+    batches = DataLoader([{"id": index, "value": 1.0} for index in range(16 - 4 * (run.global_rank % 2))], 2)
     told(model, lambda: run.fit(model, batches, loader(shuffle=False)))
     told(model, lambda: trainer(1, **ours).validate(model, batches, verbose=False))
 

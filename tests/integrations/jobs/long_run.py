@@ -29,7 +29,7 @@ from rankfeed.integrations.accelerate import accelerated
 from rankfeed.integrations.lightning import LoaderCheck, log_mean
 from rankfeed.loading.engines import process
 
-DATA = [{"id": each, "x": torch.tensor([float(each)])} for each in range(40)]
+DATA = [{"id": index, "x": torch.tensor([float(index)])} for index in range(40)]
 HELD, MEAN = 13, 6.0  # the first 13 of these are validated with
 EVERY = 2
 

@@ -324,7 +324,9 @@ def _loop_that_raises() -> None:
 def test_lambdas_and_closures_work_as_transforms_in_worker_processes() -> None:
     offset = 1
     loader = feed(transform=lambda sample: {"y": sample["y"] + offset}, **WORKERS)
-    assert next(iter(loader))["y"].tolist() == [each * 10 + 1 for each in delivered([next(iter(feed()))])]
+    assert next(iter(loader))["y"].tolist() == [
+        sample_id * 10 + 1 for sample_id in delivered([next(iter(feed()))])
+    ]
 
 
 def test_a_transform_that_cannot_be_pickled_raises_argument_error_before_the_first_batch() -> None:

@@ -132,13 +132,13 @@ def test_kept_batches_stay_intact_and_their_shared_memory_is_reused_once_they_ar
 
     expected = [[float(number)] for number in range(20)]
     kept = twenty()
-    assert [each.unique().tolist() for each in kept] == expected
+    assert [array.unique().tolist() for array in kept] == expected
     size = memory.size
     del kept
     assert memory.give_back() == 20
     kept = twenty()
     assert memory.size == size
-    assert [each.unique().tolist() for each in kept] == expected
+    assert [array.unique().tolist() for array in kept] == expected
 
 
 def test_hundreds_of_kept_arrays_in_shared_memory_use_few_memory_mappings(memory: Memory) -> None:
@@ -152,7 +152,7 @@ def test_hundreds_of_kept_arrays_in_shared_memory_use_few_memory_mappings(memory
     large = memory.pool.allocate((100_000_000,), np.dtype(np.uint8))
     large[-1] = 7
     kept = sent([*arrays, large], memory)
-    assert [each[-1] for each in kept] == [*(number % 251 for number in range(300)), 7]
+    assert [array[-1] for array in kept] == [*(number % 251 for number in range(300)), 7]
     assert mappings() < 10
 
 
@@ -188,7 +188,7 @@ def test_an_array_freed_while_its_buffers_are_copied_does_not_give_its_memory_to
         return lend(buffer)
 
     monkeypatch.setattr(memory.pool, "lend", lend_and_forget)
-    copies = memory.pool.copy_kept([each for each in lent if each is not None])
+    copies = memory.pool.copy_kept([region for region in lent if region is not None])
     assert len({each.region for each in [*lent, *copies] if isinstance(each, RegionSlice)}) == 3
 
 

@@ -21,8 +21,8 @@ RANKS = 3
 
 def seen(found: list[Any], name: str) -> Counter[int]:
     told = [rank[name] for rank in found]
-    assert all(isinstance(each, list) for each in told), told
-    assert len({len(each) for each in told}) == 1, "ranks took different numbers of steps"
+    assert all(isinstance(report, list) for report in told), told
+    assert len({len(report) for report in told}) == 1, "ranks took different numbers of steps"
     return Counter(number for steps in told for rows in steps for number in rows)
 
 

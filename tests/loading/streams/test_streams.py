@@ -122,10 +122,10 @@ def test_a_stream_epoch_resumes_after_any_step_on_any_number_of_ranks() -> None:
     for (size, engine), tail in itertools.product(((7, ENGINES[1]), (16, {})), ("even", "drop", "pad")):
         for before, after in itertools.product((1, 2, 3), (1, 2, 3)):
             loaders = [feed(size, rank, before, 2, tail=tail, **engine) for rank in range(before)]
-            iterations = [iter(each) for each in loaders]
+            iterations = [iter(loader) for loader in loaders]
             seen: list[int] = []
             while True:
-                states = [json.dumps(each.state_dict()) for each in loaders]
+                states = [json.dumps(loader.state_dict()) for loader in loaders]
                 assert len(set(states)) == 1
                 assert len(states[0]) < 1024
                 rest = list(seen)
@@ -141,7 +141,7 @@ def test_a_stream_epoch_resumes_after_any_step_on_any_number_of_ranks() -> None:
                 assert max(Counter(rest).values(), default=0) <= 1 + is_over
                 if tail != "drop":
                     assert Counter(rest) == Counter([*range(size)] * (1 + is_over))
-                batches = [next(each, None) for each in iterations]
+                batches = [next(iterator, None) for iterator in iterations]
                 if None in batches:
                     assert batches == [None] * before
                     break
@@ -673,6 +673,6 @@ def test_sample_fingerprints_of_a_stream_differ_by_content_and_ignore_random_flo
     keyed = [{"__key__": "a", "__url__": f"/{node}/0.tar"} for node in ("n1", "n2")]
     assert samples_fingerprint([keyed[0]]) == samples_fingerprint([keyed[1]])
     others = [{"text": "b"}, {"text": "a", "label": 1}, ("a",), "a", b"a", 1, 2, None]
-    assert len({samples_fingerprint([each]) for each in others}) == len(others)
+    assert len({samples_fingerprint([other]) for other in others}) == len(others)
     numbers = [7, np.int64(7), np.array(7), np.array([7]), torch.tensor(7), torch.tensor([7])]
-    assert len({samples_fingerprint([{"id": each}]) for each in numbers}) == 1
+    assert len({samples_fingerprint([{"id": number}]) for number in numbers}) == 1

@@ -54,7 +54,7 @@ class Seat:
 
     def all_equal(self, ordinary: bool, word: int) -> bool:
         heard = self.table.exchange(self.rank, (ordinary, word))
-        return all(each == heard[0] for each in heard) and heard[0][0]
+        return all(answer == heard[0] for answer in heard) and heard[0][0]
 
     def gather(self, value: Any) -> list[Any]:
         return self.table.exchange(self.rank, value)
@@ -137,7 +137,7 @@ def resumed(together: Any, lengths: tuple[int, ...], batch: int, tail: Any, stop
         return batches, state
 
     found = together(len(lengths), read)
-    assert not any(isinstance(each, Exception) for each in found), found
+    assert not any(isinstance(outcome, Exception) for outcome in found), found
     steps = {len(batches) for batches, _ in found}
     assert len(steps) == 1
     assert len({state for _, state in found}) == 1
@@ -260,7 +260,7 @@ def test_ranks_that_read_different_streams_raise_stream_error(together: Any) -> 
                 return list(rf.Loader(rf.from_iterable(mine), 2, tail=tail, topology=topology))
 
             found = together(2, read)
-            assert all(isinstance(each, StreamError) for each in found), found
+            assert all(isinstance(outcome, StreamError) for outcome in found), found
             for each in found:
                 assert any(part in str(each) for part in said.split("|")), each
 
@@ -297,7 +297,7 @@ def test_ranks_with_different_epochs_or_batch_sizes_raise_an_error_when_a_stream
         return list(loader)
 
     for found in (together(2, read), together(2, lambda topology: read(topology, (0, 0), (2, 4)))):
-        assert all("begin the stream at different positions" in str(each) for each in found)
+        assert all("begin the stream at different positions" in str(outcome) for outcome in found)
     assert "batch_size: 2 on rank 0, 4 on rank 1" in str(found[0])
 
 
@@ -308,8 +308,8 @@ def test_breaking_out_of_a_stream_on_all_ranks_does_not_block_the_next_iteration
         return left, counted(loader)
 
     found = together(2, read)
-    assert [each[0] for each in found] == [[1, 2, 3, 5, 0]] * 2
-    assert Counter(number for each in found for rows in each[1] for number in rows) == everything((9, 30))
+    assert [outcome[0] for outcome in found] == [[1, 2, 3, 5, 0]] * 2
+    assert Counter(number for outcome in found for rows in outcome[1] for number in rows) == everything((9, 30))
 
 
 SHORT = {
@@ -334,7 +334,7 @@ def test_empty_streams_on_all_ranks_raise_an_error(together: Any) -> None:
         found = together(
             2, lambda topology, tail=tail: list(rf.Loader(own((0, 0)), 2, tail=tail, topology=topology))
         )
-        assert all("the streams of all ranks are empty" in str(each) for each in found)
+        assert all("the streams of all ranks are empty" in str(outcome) for outcome in found)
 
 
 def test_destroying_the_process_group_also_frees_the_rank_group_of_rankfeed() -> None:

@@ -243,7 +243,9 @@ def test_a_truncated_gzip_file_is_an_error_that_names_it(keep: int, tmp_path: Pa
         ("index.json", b'{"version": 2, "shards": []}', None),
     ],
 )
-def test_text_kind_follows_name_and_content(name: str, content: bytes, kind: str | None, tmp_path: Path) -> None:
+def test_a_file_has_a_text_kind_only_if_its_name_and_its_content_fit(
+    name: str, content: bytes, kind: str | None, tmp_path: Path
+) -> None:
     assert text_kind(text_file(tmp_path / name, content)) == kind
     (tmp_path / "other.bin").write_bytes(b"\0")
     assert text_kind(tmp_path) is None  # a folder that holds other files too

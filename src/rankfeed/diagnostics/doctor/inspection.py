@@ -1,4 +1,4 @@
-"""Describes a loader without reading it: length, samplers, dataset, memory, and open files shared by workers."""
+"""What a loader declares, and what its processes show: memory, and files that workers read through one handle."""
 
 import builtins
 import fcntl

@@ -1,4 +1,4 @@
-"""Builds batches ahead in threads: numpy's copies run while Python waits."""
+"""Builds batches ahead in threads or inline, whichever is measured to be faster."""
 
 from __future__ import annotations
 
