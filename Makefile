@@ -39,7 +39,7 @@ demo: setup  ## train, kill the job, resume it on other ranks, and count what wa
 
 # Four at a time, since tests that start ranks wait for half of their time; these are in four groups, each of
 # which runs one after the other (tests/conftest.py).
-test: setup  ## run the tests, of the expensive ones a representative case each: within 8 minutes on 2 cores
+test: setup  ## run the tests, of the expensive ones a representative case each: within 7 minutes on 2 cores
 	$(BIN)/python -m pytest -n $(JOBS) --max-worker-restart 3 $(ARGS)
 
 test-all: setup  ## run all tests but the soaks, as .ci/run does: within 25 minutes on 2 cores

@@ -89,7 +89,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Send each group of tests that start ranks to one xdist worker, one after the other; others one by one.
+    """Send each group of tests that start ranks to one xdist worker, and each file of tests of sources, whose
+    library and data the other workers do not need then; others one by one.
 
     xdist's own marker for this, ``xdist_group``, is silently without effect from pytest 9.2 on with xdist 3.8
     (pytest-xdist#1386). Where a test lies says it as well.
@@ -98,6 +99,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ProcessesTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((group for start, group in START_PROCESSES.items() if nodeid.startswith(start)), nodeid)
+            alone = nodeid.partition("::")[0] if nodeid.startswith("tests/sources/") else nodeid
+            return next((group for start, group in START_PROCESSES.items() if nodeid.startswith(start)), alone)
 
     return ProcessesTogether(config, log)
