@@ -77,6 +77,12 @@ def facts(
             NOT_PROVEN,
             "missing-samples",
         ),
+        (  # epochs of other samples, or whose content changes
+            [epoch(n, 48, 48, 48, missing_digest=n) for n in range(2)],
+            facts(expectation="epochs", expected=None),
+            NOT_PROVEN,
+            "missing-samples",
+        ),
         ([epoch(samples=16, unique=16, missing=80)], facts(cut=True), NOT_PROVEN, "epoch-not-finished"),
         # content
         ([epoch(n, digest=5) for n in range(2)], facts(keys="content"), SOUND, "no-ids"),

@@ -212,6 +212,10 @@ def _lack(epoch: EpochReport, facts: JudgedFacts, *, same: bool, other: bool) ->
         severity: Severity = "error" if facts.recorded else "unproven"
         yield finding("missing-samples", severity, "samples of the plan are not delivered", *text)
         return
+    if facts.expectation in (None, "epochs"):  # half of what all epochs delivered is no share of the data
+        what = "an epoch lacks samples that another one delivered"
+        yield finding("missing-samples", "unproven", what, *text)
+        return
     is_remainder = lack <= limit and lack < epoch.unique
     ranks, workers = len(epoch.ranks), traits.workers
     for what, parts in (("ranks", ranks), ("workers", workers), ("ranks and workers", ranks * workers)):
@@ -221,10 +225,7 @@ def _lack(epoch: EpochReport, facts: JudgedFacts, *, same: bool, other: bool) ->
             text_of = f"only one sample in {parts} is delivered: the data are sharded twice, by {by}"
             yield finding("sharded-twice", "error", text_of, *text)
             return
-    if facts.expectation in (None, "epochs"):
-        what = "an epoch lacks samples that another one delivered"
-        yield finding("missing-samples", "unproven", what, *text)
-    elif is_remainder and (traits.drops or other):
+    if is_remainder and (traits.drops or other):
         yield finding("missing-samples", "note", "the remainder of an epoch is dropped", *text)
     elif facts.expectation == "control" and is_remainder and not (same and lack > global_batch):
         yield finding("missing-samples", "note", "some samples are not delivered", *text)
