@@ -53,10 +53,10 @@ def train(run: Path, epochs: int, workers: int) -> None:
         while (epoch := loader.epoch) < epochs:
             for batch in loader:
                 loss = nn.functional.cross_entropy(model(batch["vector"]), batch["label"])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
                 print(epoch, *batch["id"].tolist(), file=ledger, flush=True)
+                optimizer.zero_grad()
+                loss.backward()  # ranks wait for each other: no checkpoint is ahead of a rank's file
+                optimizer.step()
             if here.rank == 0:
                 print(f"{loader.audit_report}; loss {loss:.3f}", flush=True)
                 torch.save({name: part.state_dict() for name, part in parts.items()}, run / "new.pt")

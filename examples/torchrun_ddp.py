@@ -60,11 +60,12 @@ def train(run: Path, epochs: int, every: int, workers: int) -> None:
             for batch in loader:
                 logits = model(batch["x"]).squeeze(1)
                 loss = nn.functional.binary_cross_entropy_with_logits(logits, batch["y"].float())
+                state = loader.state_dict()
+                # Before backward, where the ranks wait for each other: no checkpoint is ahead of a rank's file.
+                print(state["epoch"], state["position"], *batch["id"].tolist(), file=ledger, flush=True)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                state = loader.state_dict()
-                print(state["epoch"], state["position"], *batch["id"].tolist(), file=ledger, flush=True)
                 if here.rank == 0 and state["steps"] % every == 0:
                     torch.save({name: part.state_dict() for name, part in parts.items()}, run / "new.pt")
                     (run / "new.pt").replace(checkpoint)  # atomic: a kill leaves the old file or the new one

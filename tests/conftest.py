@@ -99,7 +99,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ProcessesTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            alone = nodeid.partition("::")[0] if nodeid.startswith("tests/sources/") else nodeid
-            return next((group for start, group in START_PROCESSES.items() if nodeid.startswith(start)), alone)
+            scope = nodeid.partition("::")[0] if nodeid.startswith("tests/sources/") else nodeid
+            return next((group for start, group in START_PROCESSES.items() if nodeid.startswith(start)), scope)
 
     return ProcessesTogether(config, log)

@@ -114,7 +114,7 @@ def examine(
     name = factory if isinstance(factory, str) else _name_of(factory)
     if not all(name.rpartition(":")[::2]):
         raise ArgumentError("this names no function", expected="module:function or file.py:function", found=name)
-    allowed = [check_choice("allow", name, ALLOWED) for name in ([allow] if isinstance(allow, str) else allow)]
+    allowed = [check_choice("allow", choice, ALLOWED) for choice in ([allow] if isinstance(allow, str) else allow)]
     methods = [check_choice("start_methods", method, START_METHODS) for method in start_methods]
     if not methods:
         raise invalid("start_methods", "at least one", start_methods)

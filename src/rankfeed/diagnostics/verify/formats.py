@@ -129,7 +129,7 @@ def all_files(places: Iterable[str]) -> list[str]:
         if not os.path.isdir(place):
             found.append(place)
         for folder, folders, names in os.walk(place):
-            folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
             found += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
     return found
 
@@ -206,7 +206,7 @@ def _check_offsets(place: str, actual: TarIndex) -> Iterator[Damage]:
     right, content = actual.offsets.astype("<u8").tobytes(), Path(place).read_bytes()
     if content != right:
         at = next((at for at in range(0, len(right), 8) if content[at : at + 8] != right[at : at + 8]), len(right))
-        expected, found = (str(int.from_bytes(footer[at : at + 8], "little")) for footer in (right, content))
+        expected, found = (str(int.from_bytes(index[at : at + 8], "little")) for index in (right, content))
         what = "offsets of an index are not those of the archive's headers"
         yield Damage(what, f"{place}, entry {at // 8}", expected, found)
 
